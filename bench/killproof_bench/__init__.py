@@ -1,0 +1,1 @@
+"""The bench: claim throughput, latency and fairness under contention."""

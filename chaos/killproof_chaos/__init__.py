@@ -1,0 +1,1 @@
+"""The harness that tries to kill a queue."""

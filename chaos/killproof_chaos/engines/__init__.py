@@ -1,0 +1,1 @@
+"""The engines: each executes a plan and records evidence."""

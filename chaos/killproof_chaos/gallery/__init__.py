@@ -1,0 +1,1 @@
+"""Deliberately broken queues: each shows one classic way to lose or to double a job."""

@@ -1,0 +1,1 @@
+"""The queues that can be judged by name."""

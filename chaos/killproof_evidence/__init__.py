@@ -1,0 +1,1 @@
+"""What chaos and bench share: histories, effects, contracts, checkers and the store."""

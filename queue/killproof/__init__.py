@@ -1,0 +1,1 @@
+"""A small, fast job queue on one SQLite file."""
