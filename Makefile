@@ -1,0 +1,61 @@
+# The front door for developers. `make help` reads the comments after `##`.
+
+VENV ?= .venv
+BIN ?= $(VENV)/bin
+PYTHONS ?= 3.11 3.12 3.13
+PAGES = README.md $(shell find docs -name '*.md')
+
+.DEFAULT_GOAL := help
+.PHONY: help install check check-all lint format types imports cog cog-check test quick report clean
+
+help: ## List the targets.
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: ## Make the environment with all development tools.
+	test -x $(BIN)/python || python3 -m venv $(VENV)
+	$(BIN)/pip install -q -e '.[dev]'
+
+check: lint types imports cog-check test ## The gate: everything that must hold on main.
+
+check-all: ## The tests on each supported Python, each in an environment of its own.
+	@set -e; for version in $(PYTHONS); do \
+	    python=python$$version; \
+	    $$python -c '' 2> /dev/null || \
+	        python=$$(ls -d "$$(pyenv root)/versions/$$version".*/bin/python | sort -V | tail -1); \
+	    echo "== Python $$version: $$python"; \
+	    $$python -m venv .venv-$$version; \
+	    .venv-$$version/bin/pip install -q --disable-pip-version-check -e '.[dev]'; \
+	    .venv-$$version/bin/pytest; \
+	done
+
+lint: ## Style and format.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: ## Put the format right.
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: ## mypy --strict over sources, tests and examples.
+	$(BIN)/mypy --strict
+
+imports: ## Who may import whom.
+	$(BIN)/lint-imports
+
+cog: ## Write the generated parts of the documents.
+	$(BIN)/python -m cogapp -r $(PAGES)
+
+cog-check: ## Fail when a generated part is stale.
+	$(BIN)/python -m cogapp --check $(PAGES)
+
+test: ## The whole suite, documents included.
+	$(BIN)/pytest
+
+quick: ## What needs no processes: seconds.
+	$(BIN)/pytest tests/unit tests/checkers tests/test_tidy.py
+
+report: ## Run the harness and the contention bench for real, and write reports/.
+	$(BIN)/python reports/make.py
+
+clean: ## Remove what tools have left.
+	rm -rf .ci-venv .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
