@@ -1,0 +1,119 @@
+"""Audit: triggers on the target's own table that write down the exact commit order.
+
+SQLite has one writer at a time, and a trigger runs in the transaction that fires it: the audit
+row commits or vanishes together with the change. So `seq` is the order of the commits, without
+clocks and without search, and every check over it is a single pass.
+
+The triggers are put in place by a plain connection before any worker starts, and dumped by
+another after the last one has ended. The harness never opens the file in between.
+"""
+
+import json
+import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final
+
+from killproof_evidence.target import AuditMapping
+
+TABLE: Final = "killproof_audit"
+
+#: The columns of the audit and the fields of a record, in order; `old` and `new` come in between.
+_FIELDS: Final = ("fence", "attempts", "forgiven", "priority", "due_ms", "key", "kind")
+
+#: Wall clock in ms. `unixepoch('subsec')` is NULL below SQLite 3.42, `julianday` is not.
+_NOW_MS: Final = "CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)"
+
+
+def audit_sql(mapping: AuditMapping) -> str:
+    """Return the script that makes the audit table and its three triggers."""
+    new = {name: _expression(getattr(mapping, name)) for name in ("id", "state", *_FIELDS)}
+    old = {name: text.replace("NEW.", "OLD.") for name, text in new.items()}
+    # A queue that forgets the token when it ends a job still has it in the old row.
+    last_fence = f"COALESCE({new['fence']}, {old['fence']})"
+    both = new | {"fence": last_fence}
+    changed = [f"{new[name]} IS NOT {old[name]}" for name in ("state", *_FIELDS[:5])]
+    body = _expression(mapping.payload)
+    harness_id = f"CASE WHEN json_valid({body}) THEN json_extract({body}, '$.id') END"
+    columns = ", ".join(
+        ("seq INTEGER PRIMARY KEY", "t_ms", "job", "old", "new", *_FIELDS, "harness_id")
+    )
+    name = _quoted(mapping.table)
+    return f"""
+CREATE TABLE {TABLE} ({columns});
+CREATE TRIGGER {TABLE}_insert AFTER INSERT ON {name} BEGIN
+    {_insert(new, "NULL", new["state"], harness_id)}
+END;
+CREATE TRIGGER {TABLE}_update AFTER UPDATE ON {name} WHEN {" OR ".join(changed)} BEGIN
+    {_insert(both, old["state"], new["state"], "NULL")}
+END;
+CREATE TRIGGER {TABLE}_delete AFTER DELETE ON {name} BEGIN
+    {_insert(old, old["state"], "NULL", "NULL")}
+END;
+"""
+
+
+def install_audit(database: Path | str, mapping: AuditMapping) -> None:
+    """Put the triggers on the target's table; call it before any worker starts.
+
+    Raises:
+        sqlite3.Error: the table or a column of the mapping does not exist; nothing was changed.
+    """
+    name = _quoted(mapping.table)
+    with closing(sqlite3.connect(database, isolation_level=None)) as connection:
+        connection.executescript(f"BEGIN IMMEDIATE; {audit_sql(mapping)}")
+        columns = connection.execute(f"PRAGMA table_info({name})").fetchall()
+        first = _quoted(columns[0][1])
+        # A wrong column in a trigger is only refused when it fires: make SQLite compile it now.
+        # Closing without the commit takes everything back.
+        for statement in (
+            f"INSERT INTO {name} DEFAULT VALUES",
+            f"UPDATE {name} SET {first} = {first}",  # noqa: S608 - from the mapping
+            f"DELETE FROM {name}",  # noqa: S608 - from the mapping
+        ):
+            connection.execute(f"EXPLAIN {statement}").fetchall()
+        connection.execute("COMMIT")
+
+
+def dump_audit(database: Path | str, mapping: AuditMapping, path: Path | str) -> int:
+    """Write the audit as JSON lines in the contract's words; return the number of records.
+
+    Call it when the last process of the target has ended.
+    """
+    count = 0
+    with closing(sqlite3.connect(database)) as connection, open(path, "w") as file:
+        for record in _records(connection, mapping):
+            file.write(json.dumps(record, separators=(",", ":")) + "\n")
+            count += 1
+    return count
+
+
+def _records(connection: sqlite3.Connection, mapping: AuditMapping) -> Iterator[dict[str, Any]]:
+    query = f"SELECT * FROM {TABLE} ORDER BY seq"  # noqa: S608 - a constant, no input
+    for seq, t_ms, job, old, new, *rest in connection.execute(query):
+        record = {"seq": seq, "t_ms": t_ms, "job": job, "old": old, "new": new}
+        for name in ("old", "new"):
+            record[name] = mapping.states.get(record[name], record[name])
+        values = zip((*_FIELDS, "harness_id"), rest, strict=True)
+        yield record | {name: value for name, value in values if value is not None}
+
+
+def _insert(row: dict[str, str], old: str, new: str, harness_id: str) -> str:
+    values = ", ".join((_NOW_MS, row["id"], old, new, *(row[f] for f in _FIELDS), harness_id))
+    columns = ", ".join(("t_ms", "job", "old", "new", *_FIELDS, "harness_id"))
+    return f"INSERT INTO {TABLE} ({columns}) VALUES ({values});"  # noqa: S608 - from the mapping
+
+
+def _expression(text: str | None) -> str:
+    """Return the mapping's column or expression as SQL over NEW."""
+    if text is None:
+        return "NULL"
+    if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", text):
+        return f"NEW.{_quoted(text)}"
+    return f"({text})"
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

@@ -1,0 +1,197 @@
+"""The effect log: what handlers really did, written outside the queue under test.
+
+A handler of any target calls `run(payload)`, or pipes the payload to the command
+`killproof-effect`. It appends `start`, `effect` and `end` records and plays the script in the
+payload, so that the harness decides when a handler fails. The effect is deliberately **not**
+idempotent: a job that runs twice leaves two lines.
+
+Script words, one for each attempt; the last one repeats:
+
+    ok              the effect, then success
+    sleep:SECONDS   waits, then as ok
+    hang:SECONDS    waits, then fails without the effect: the time limit or the lease must act
+    raise           fails before the effect
+    permanent       fails before the effect; a target that can must not retry
+    exit            the process exits before the effect
+    abort           the process aborts after the effect, before its end is written
+    unjsonable      the effect, then a result that JSON cannot hold
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from killproof_evidence.records import RecordWriter
+
+#: Seconds that the HTTP sink has to answer; longer than any pause the harness makes by default.
+SINK_TIMEOUT: Final = 30.0
+#: The exit status of a handler that is told to exit: not 0, not 1, not a signal's.
+EXIT_STATUS: Final = 70
+#: Words that end the attempt without an effect.
+FAILS_BEFORE: Final = frozenset({"raise", "permanent", "hang", "exit"})
+
+
+class ScriptedFailure(Exception):
+    """The script said that this attempt fails; the queue should retry it."""
+
+
+class ScriptedPermanent(ScriptedFailure):
+    """The script said that the job can never succeed; a queue that knows this must not retry."""
+
+
+def run(
+    payload: dict[str, Any],
+    *,
+    job: object = None,
+    attempt: int | None = None,
+    fence: int | None = None,
+    sync: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """Play one attempt of a job and leave its traces in the effect log.
+
+    Args:
+        payload: holds `id`, the harness's own name of the job, and optionally `script`, `sink`.
+        job: the queue's id; recorded as `queue_id` for the reader, never relied on.
+        attempt: from 1; None: counted in `$KILLPROOF_EFFECTS/starts/<id>`.
+        fence: the fencing token of the lease, where the queue has one.
+        sync: called with `handler.start`, `handler.effect` and `handler.end` as they pass.
+
+    Returns:
+        The handler's result: the id, the attempt and the word that was played.
+
+    Raises:
+        ScriptedFailure: the script wants this attempt to fail.
+        OSError: the HTTP sink did not answer; the effect may have been made.
+    """
+    folder = Path(os.environ["KILLPROOF_EFFECTS"])
+    name = str(payload["id"])
+    if attempt is None:
+        attempt = _count_start(folder, name)
+    log = _log_of_this_process(folder)
+    facts: dict[str, Any] = {"job": name, "attempt": attempt, "fence": fence}
+    if job is not None:
+        facts["queue_id"] = job
+    # Before anything else: a kill from here on leaves a start that the queue must account for.
+    log.append("start", facts)
+    _pass(sync, "handler.start")
+    script = payload.get("script") or ["ok"]
+    word, _, seconds = str(script[min(attempt, len(script)) - 1]).partition(":")
+    if word in {"sleep", "hang"}:
+        time.sleep(float(seconds))
+    if word in FAILS_BEFORE:
+        _fail(word, log, facts, sync)
+    sink = payload.get("sink", "log")
+    if sink == "http":
+        _post(name, facts)
+    if sink != "table":
+        # A table row is written by the target, in the transaction of its ack.
+        log.append("effect", facts)
+    _pass(sync, "handler.effect")
+    if word == "abort":
+        os.abort()
+    log.append("end", facts | {"outcome": word})
+    _pass(sync, "handler.end")
+    result: dict[str, Any] = {"id": name, "attempt": attempt, "outcome": word}
+    if word == "unjsonable":
+        result["value"] = {1, 2, 3}
+    return result
+
+
+def _fail(
+    word: str, log: "_EffectLog", facts: dict[str, Any], sync: Callable[[str], None] | None
+) -> None:
+    if word == "exit":
+        # The word goes on record first: a process that ends by itself is no unexplained death.
+        log.append("end", facts | {"outcome": "exit"})
+        os._exit(EXIT_STATUS)
+    log.append("end", facts | {"outcome": word})
+    _pass(sync, "handler.end")
+    kind = ScriptedPermanent if word == "permanent" else ScriptedFailure
+    raise kind(f"scripted {word} of {facts['job']}, attempt {facts['attempt']}")
+
+
+def _pass(sync: Callable[[str], None] | None, point: str) -> None:
+    if sync is not None:
+        sync(point)
+
+
+def _count_start(folder: Path, name: str) -> int:
+    """Count this start: the position after a one-byte append is the number of starts so far."""
+    starts = folder / "starts"
+    starts.mkdir(parents=True, exist_ok=True)
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+    descriptor = os.open(starts / urllib.parse.quote(name, safe=""), flags, 0o644)
+    try:
+        os.write(descriptor, b".")
+        return os.lseek(descriptor, 0, os.SEEK_CUR)
+    finally:
+        os.close(descriptor)
+
+
+def _post(name: str, facts: dict[str, Any]) -> None:
+    request = urllib.request.Request(
+        os.environ["KILLPROOF_SINK"],
+        data=json.dumps(facts).encode(),
+        headers={"Content-Type": "application/json", "Idempotency-Key": name},
+        method="POST",
+    )
+    with urllib.request.urlopen(request, timeout=SINK_TIMEOUT) as answer:
+        answer.read()
+
+
+class _EffectLog:
+    """The effect file of this process; its records are numbered, so that a gap shows."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.pid = os.getpid()
+        folder.mkdir(parents=True, exist_ok=True)
+        self._records = RecordWriter(folder / f"{self.pid}.jsonl")
+        self._lock = threading.Lock()
+        self._number = 0
+
+    def append(self, what: str, facts: dict[str, Any]) -> None:
+        with self._lock:
+            self._number += 1
+            head = {"t": time.monotonic_ns(), "pid": self.pid, "n": self._number}
+            self._records.append(head | facts | {"what": what})
+
+
+_logs: dict[int, _EffectLog] = {}
+_logs_lock = threading.Lock()
+
+
+def _log_of_this_process(folder: Path) -> _EffectLog:
+    """Return the log that belongs to this pid; a forked child opens its own."""
+    with _logs_lock:
+        log = _logs.get(os.getpid())
+        if log is None or log.folder != folder:
+            log = _logs[os.getpid()] = _EffectLog(folder)
+        return log
+
+
+def main() -> None:
+    """Play the payload on stdin (`killproof-effect`): exit 0 when it succeeded, 1 when not."""
+    try:
+        payload = json.load(sys.stdin)
+        name = payload["id"]
+    except (ValueError, KeyError, TypeError) as error:
+        print(f"killproof-effect: stdin is no JSON object with an id ({error})", file=sys.stderr)
+        raise SystemExit(64) from None
+    if "KILLPROOF_EFFECTS" not in os.environ:
+        print("killproof-effect: set KILLPROOF_EFFECTS to the folder of effects", file=sys.stderr)
+        raise SystemExit(64)
+    try:
+        result = run(payload, job=payload.get("job"))
+        print(json.dumps(result))
+    except (ScriptedFailure, OSError, TypeError) as error:
+        # A TypeError is json's answer to the result that it cannot hold.
+        print(f"killproof-effect: {name}: {error}", file=sys.stderr)
+        raise SystemExit(1) from None

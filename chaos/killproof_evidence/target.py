@@ -1,0 +1,226 @@
+"""The seam between the harness and a queue under test.
+
+A target is one small object. Its level is the highest whose members it gives: L0 any language
+(enqueue, the command line of a worker, a snapshot), L1 a column mapping for the audit, L2 its own
+code on an injected host, L3 named sync points.
+"""
+
+import importlib
+import importlib.util
+import random
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from killproof_evidence.contract import Contract
+
+
+class Definite(Exception):
+    """The operation certainly did not happen: `fail` in the history."""
+
+
+class Indefinite(Exception):
+    """The operation may or may not have happened (an error at commit): `info` in the history."""
+
+
+class TargetNotFound(ValueError):
+    """No target of this name; the message says what names are possible."""
+
+
+class Host(Protocol):
+    """What a queue takes from its surroundings; the simulator gives its own."""
+
+    @property
+    def clock(self) -> Any:
+        """Wall and monotonic time, and sleep."""
+
+    @property
+    def random(self) -> random.Random:
+        """The only source of randomness."""
+
+    @property
+    def connect(self) -> Callable[..., Any]:
+        """Opens a database connection."""
+
+    @property
+    def lock(self) -> Any:
+        """Opens a kernel lock."""
+
+
+class Client(Protocol):
+    """What a producer does. Options that a queue does not have it refuses with Definite."""
+
+    def enqueue(self, kind: str, payload: dict[str, Any], **options: Any) -> int | str:
+        """Put a job in and return the queue's id.
+
+        Options (all optional): priority 0 urgent to 9, delay seconds, key, max_attempts,
+        lease seconds, retry policy.
+
+        Raises:
+            Definite: it is certainly not in the queue.
+            Indefinite: it may be.
+        """
+
+    def cancel(self, id: int | str) -> bool:  # noqa: A002
+        """Cancel a job that has not started; False when it is too late."""
+
+    def replay(self, id: int | str) -> bool:  # noqa: A002
+        """Make a dead job available again; False when it is not dead."""
+
+    def close(self) -> None:
+        """Give everything back."""
+
+
+class WorkerClient(Client, Protocol):
+    """L2: a client that also works; a lease is whatever the target's own claim returns."""
+
+    def claim(self, kinds: Iterable[str] | None = None) -> Any: ...  # noqa: D102
+    def extend(self, lease: Any) -> None: ...  # noqa: D102
+    def ack(self, lease: Any, result: object = None) -> None: ...  # noqa: D102
+    def nack(self, lease: Any, error: object) -> None: ...  # noqa: D102
+    def release(self, lease: Any) -> None: ...  # noqa: D102
+    def reap(self) -> int: ...  # noqa: D102
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditMapping:
+    """How the harness finds a job's facts in the target's table.
+
+    Each value is a column name, or an SQL expression over `NEW` (the generator makes the twin
+    over `OLD`); None: the table has no such thing, and what needs it is not judged.
+    """
+
+    table: str
+    id: str
+    state: str
+    states: Mapping[str, str] = field(default_factory=dict)  #: the table's word -> contract's word
+    fence: str | None = None
+    attempts: str | None = None  #: starts counted so far, forgiven ones included
+    forgiven: str | None = None
+    priority: str | None = None  #: the smaller the sooner: negate it where the table's is not
+    due_ms: str | None = None  #: wall clock, ms since 1970
+    key: str | None = None
+    kind: str | None = None
+    payload: str | None = None  #: JSON text; only its `id` is taken, and only at insert
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRow:
+    """One job as the target tells it after all processes have ended."""
+
+    id: int | str
+    kind: str
+    state: str  #: the contract's word
+    attempts: int | None = None  #: starts counted, forgiven ones included
+    payload: Any = None  #: decoded
+    error: str | None = None  #: of the last failure
+    forgiven: int = 0  #: starts that are no attempt (released, snoozed, before a replay)
+    max_attempts: int | None = None
+    priority: int | None = None
+    key: str | None = None
+    fence: int | None = None
+    due_ms: int | None = None
+    #: one entry for each ended delivery, oldest first: {"fence", "outcome", "error"}; None: unkept
+    history: tuple[Mapping[str, Any], ...] | None = None
+
+    def record(self) -> dict[str, Any]:
+        """Return the row as a line of snapshot.jsonl."""
+        return asdict(self)
+
+
+@runtime_checkable
+class Target(Protocol):
+    """A queue under test, level L0. L1 to L3 add the members named in the functions below."""
+
+    name: str
+    broken: bool
+    contract: Contract
+    audit: AuditMapping | None
+
+    def prepare(self, place: Path) -> None:
+        """Make an empty queue in this folder."""
+
+    def client(self, place: Path) -> Client:
+        """Open the queue for a producer; called in the process that uses it."""
+
+    def worker_argv(self, place: Path) -> list[str]:
+        """Return the command line of one worker process that runs until SIGTERM."""
+
+    def snapshot(self, place: Path) -> Iterable[JobRow]:
+        """Read every job; called when all processes have ended."""
+
+
+class HostedTarget(Target, Protocol):
+    """L2: the target's own code runs on an injected host."""
+
+    def open(self, place: Path, host: Host) -> WorkerClient:
+        """Open the queue with this clock, randomness, connection factory and lock."""
+
+
+class SteppedTarget(HostedTarget, Protocol):
+    """L3: the target announces where it is."""
+
+    sync_points: frozenset[str]
+
+
+def level(target: Target) -> int:
+    """Return the highest level whose members the target gives, 0 to 3."""
+    if getattr(target, "audit", None) is None:
+        return 0
+    if not callable(getattr(target, "open", None)):
+        return 1
+    return 3 if getattr(target, "sync_points", None) else 2
+
+
+def load_target(name: str, builtin: Mapping[str, Callable[[], Target]]) -> Target:
+    """Find a target: a built-in name, `package.module:attribute`, or `path.py` (its `target`).
+
+    Args:
+        name: as the user typed it.
+        builtin: factories of the built-in targets, so that only the chosen one is imported.
+
+    Raises:
+        TargetNotFound: the message names the value and the remedy; definite.
+    """
+    if name in builtin:
+        return builtin[name]()
+    if name.endswith(".py"):
+        found = _from_file(Path(name))
+    elif ":" in name:
+        found = _from_module(name)
+    else:
+        raise TargetNotFound(
+            f"target {name!r} is unknown: use {', '.join(sorted(builtin))}, "
+            "package.module:attribute or path.py"
+        )
+    if isinstance(found, type):
+        found = found()
+    missing = [part for part in _MEMBERS if not hasattr(found, part)]
+    if missing:
+        raise TargetNotFound(f"target {name!r} lacks {', '.join(missing)}")
+    return found  # type: ignore[no-any-return]
+
+
+_MEMBERS = ("name", "broken", "contract", "prepare", "client", "worker_argv", "snapshot")
+
+
+def _from_file(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(f"killproof_target_{path.stem}", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise TargetNotFound(f"target file {str(path)!r} does not exist")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    if not hasattr(module, "target"):
+        raise TargetNotFound(f"target file {str(path)!r} defines no `target`")
+    return module.target
+
+
+def _from_module(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise TargetNotFound(f"target {name!r} cannot be loaded: {error}") from None
