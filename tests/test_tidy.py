@@ -22,6 +22,8 @@ from pathlib import Path
 
 import pytest
 
+from killproof.core.model import EDGES, STATES
+
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE_ROOTS = ("queue", "chaos", "bench")
 CORE = ROOT / "queue/killproof/core"
@@ -229,7 +231,7 @@ RULES = (
         files=("*",),
         problems=matches(
             r"\b(?:DESIG[N]|COR[E]|STYL[E]|EVIDENC[E]|HARNES[S]|FAULT[S]|BUG[S]|FEATURE[S]|BENC[H]"
-            r"|BRIE[F])(?:\.md\b| \d|,? sections? \d)",
+            r"|BRIE[F])(?:\.md\b| \d|,? sections? \d)|\((?:COR[E]|DESIG[N]|EVIDENC[E])\b",
             "give the reason itself, or name the page in docs/",
         ),
         control=("docs/x.md", "as DES¦IGN 7.3 says"),
@@ -429,6 +431,35 @@ def test_only_code_counts_as_a_line() -> None:
 
     assert python_lines(text) == 4  # X, SELECT, the closing quotes, def.
     assert sql_lines("-- why\n\n/* a\nb */\nSELECT 1\n  FROM job\n") == 2
+
+
+# --- What the documents say of the code.
+
+
+def documented_edges(text: str) -> set[tuple[str | None, str]]:
+    """Read the rows `| from | to | when |` of the contract; `new` is the state before enqueue."""
+    edges: set[tuple[str | None, str]] = set()
+    for old, new in re.findall(r"^\| ([^|]+) \| ([^|]+) \|[^|]+\|$", text, flags=re.MULTILINE):
+        for state in re.findall(r"new|`(\w+)`", old):
+            edges.update((state or None, target) for target in re.findall(r"`(\w+)`", new))
+    return {(old, new) for old, new in edges if new in STATES}
+
+
+def test_the_contract_names_the_cause_of_every_edge_of_the_state_machine() -> None:
+    text = (ROOT / "docs/semantics.md").read_text(encoding="utf-8")
+
+    assert documented_edges(text) == EDGES
+    assert documented_edges("| `held` | `dead` | why |\n| new | `dead` | x |") == {
+        ("held", "dead"),
+        (None, "dead"),
+    }
+
+
+def test_the_walkthrough_names_every_module_of_the_core() -> None:
+    text = (ROOT / "docs/walkthrough.md").read_text(encoding="utf-8")
+    modules = {path.name for path in CORE.glob("*") if path.suffix in (".py", ".sql")}
+
+    assert {name for name in modules - {"__init__.py"} if f"`{name}`" not in text} == set()
 
 
 # --- Who may import whom.
