@@ -1,1 +1,14 @@
-"""Deliberately broken queues: each shows one classic way to lose or to double a job."""
+"""Deliberately broken queues: each is `minimal` without one of its rules, and must be caught."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """What is wrong with a gallery queue, and who must find it."""
+
+    name: str
+    wrong: str  #: in one sentence
+    promise: str  #: the property that the intended checker finds violated
+    kind: str  #: the class of real-world fault that it stands for
+    right: str  #: the line of `minimal` that it lacks

@@ -1,0 +1,315 @@
+"""What the producers ask for: jobs from a seed, or the user's own from a JSONL file.
+
+A workload is a list of operations for each producer, in order, with the time at which each is
+due. It is a pure function of its arguments, so the same seed gives the same list. A handler does
+what the job's script says; where the seed gives a job no trouble, it works for a few milliseconds.
+
+A line of the user's file is an object with `kind` and `payload`, and optionally `priority`,
+`delay` (seconds), `key`, `max_attempts`, `script` and `sink`. The file is repeated, with fresh
+ids and keys, for as long as the run needs jobs.
+"""
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+#: Enough to keep some worker busy and some idle: recovery is measured with idle peers.
+JOBS_PER_SECOND: Final = 70
+KINDS: Final = ("webhook", "report", "scrape", "backup", "import")
+SINKS: Final = ("log", "table", "http")
+WORDS: Final = frozenset({"ok", "raise", "permanent", "exit", "abort", "unjsonable"})
+TIMED_WORDS: Final = frozenset({"sleep", "hang"})
+#: Larger than the 200 KiB of the mix, and small enough that a mistake fills no disk.
+LINE_BYTES_MAX: Final = 4 * 1024 * 1024
+OPTIONS: Final = frozenset(
+    {"kind", "payload", "priority", "delay", "key", "max_attempts", "script", "sink"}
+)
+#: A job that is enqueued twice with its key, or cancelled, must still wait when that comes.
+WAITING_MS: Final = 1_200
+#: UTF-8 of one to four bytes, so that a payload's length in characters is not its length in bytes.
+LETTERS: Final = "abcdefghijklmnopqrstuvwxyz äöüßéñçø 日本語中文한국 Ωλжщ 🙂🚀"
+
+
+class JobsInvalid(ValueError):
+    """The user's jobs cannot be used; the message names the line, the value and the remedy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One job to enqueue."""
+
+    id: str  #: the harness's own name of the job, unique in the run
+    kind: str
+    priority: int = 5
+    delay_ms: int = 0
+    key: str | None = None
+    max_attempts: int = 5
+    script: tuple[str, ...] = ("ok",)  #: one word for each attempt; the last repeats
+    sink: str = "log"
+    body_bytes: int = 0  #: length of the text that fills the payload
+    body: Any = None  #: the user's payload
+
+    def payload(self) -> dict[str, Any]:
+        """Return what the handler gets."""
+        body = self.body if self.body is not None else text_of(self.id, self.body_bytes)
+        return {"id": self.id, "script": list(self.script), "sink": self.sink, "body": body}
+
+    def options(self) -> dict[str, Any]:
+        """Return the options of the target's enqueue that are not the default."""
+        named: dict[str, Any] = {"priority": self.priority, "max_attempts": self.max_attempts}
+        if self.delay_ms:
+            named["delay"] = self.delay_ms / 1_000
+        if self.key is not None:
+            named["key"] = self.key
+        return named
+
+    def summary(self) -> dict[str, Any]:
+        """Return what the history keeps: everything but the text."""
+        record = asdict(self)
+        record.pop("body")
+        record["script"] = list(self.script)
+        return record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One thing that a producer does."""
+
+    f: str  #: enqueue, cancel or replay
+    at_ms: int  #: due so long after the start of the run
+    job: Job | None = None  #: to enqueue
+    of: str | None = None  #: harness id of the job to cancel or replay
+
+    def record(self) -> dict[str, Any]:
+        """Return the operation as it stands in plan.json."""
+        record: dict[str, Any] = {"f": self.f, "at_ms": self.at_ms}
+        if self.job is not None:
+            default = asdict(Job(id="", kind=""))
+            record["job"] = {
+                name: value for name, value in asdict(self.job).items() if value != default[name]
+            }
+        if self.of is not None:
+            record["of"] = self.of
+        return record
+
+    @classmethod
+    def of_record(cls, record: dict[str, Any]) -> "Operation":
+        """Read an operation of plan.json."""
+        job = record.get("job")
+        if job is not None:
+            job = Job(**{**job, "script": tuple(job.get("script", ("ok",)))})
+        return cls(f=record["f"], at_ms=record["at_ms"], job=job, of=record.get("of"))
+
+
+def text_of(name: str, length: int) -> str:
+    """Return a text of so many characters, the same for the same name."""
+    if length <= 0:
+        return ""
+    block = "".join(random.Random(name).choices(LETTERS, k=min(length, 512)))
+    return (block * (length // len(block) + 1))[:length]
+
+
+def make(
+    *,
+    seed: int,
+    producers: int,
+    seconds: float,
+    trouble: bool,
+    jobs: Sequence[dict[str, Any]] = (),
+) -> list[list[Operation]]:
+    """Return the operations of each producer.
+
+    Args:
+        seed: the same seed, the same operations.
+        producers: among how many the jobs are dealt.
+        seconds: for how long there must be jobs; the run may end earlier.
+        trouble: whether handlers raise, hang, exit, abort and return what JSON cannot hold.
+        jobs: the user's jobs as `read_jobs` returns them; empty: made up.
+    """
+    source = random.Random(f"workload {seed}")
+    lists: list[list[Operation]] = [[] for _ in range(producers)]
+    gap_ms = 1_000 / JOBS_PER_SECOND
+    for number in range(int(seconds * JOBS_PER_SECOND)):
+        at_ms = int(number * gap_ms)
+        name = f"j{number}"
+        job = _users(jobs, number, name, source, trouble) if jobs else _mixed(name, source, trouble)
+        operations = lists[number % producers]
+        operations.append(Operation(f="enqueue", at_ms=at_ms, job=job))
+        operations.extend(_follow(job, at_ms, source))
+    for operations in lists:
+        operations.sort(key=lambda operation: operation.at_ms)
+    return lists
+
+
+def _follow(job: Job, at_ms: int, source: random.Random) -> list[Operation]:
+    """Return what the producer does to the job later: enqueue it again, cancel it, replay it."""
+    if job.delay_ms >= WAITING_MS and job.key is not None and source.random() < 0.5:
+        return [Operation(f="enqueue", at_ms=at_ms + 40, job=job)]
+    if job.delay_ms >= WAITING_MS and job.key is None:
+        return [Operation(f="cancel", at_ms=at_ms + source.randrange(30, 900), of=job.id)]
+    if set(job.script) <= {"permanent", "raise"} and source.random() < 0.5:
+        return [Operation(f="replay", at_ms=at_ms + 1_500, of=job.id)]
+    if source.random() < 0.01:
+        # Most come too late, as in life; the queue must say so and leave the job alone.
+        return [Operation(f="cancel", at_ms=at_ms + 5, of=job.id)]
+    return []
+
+
+def _mixed(name: str, source: random.Random, trouble: bool) -> Job:
+    delay_ms = 0
+    draw = source.random()
+    if draw < 0.06:
+        delay_ms = source.randrange(WAITING_MS, WAITING_MS + 600)
+    elif draw < 0.16:
+        delay_ms = source.randrange(50, 800)
+    size = 20 if source.random() < 0.3 else int(20 * 10 ** source.uniform(0, 1.8))
+    if source.random() < 0.01:
+        size = source.randrange(20_000, 130_000)
+    return Job(
+        id=name,
+        kind=source.choice(KINDS),
+        priority=source.choices((0, 2, 5, 7, 9), weights=(1, 2, 10, 2, 1))[0],
+        delay_ms=delay_ms,
+        key=f"{name}-key" if source.random() < (0.4 if delay_ms >= WAITING_MS else 0.1) else None,
+        max_attempts=source.choice((3, 4, 5)),
+        script=_script(source, trouble),
+        sink=source.choices(SINKS, weights=(60, 25, 15))[0],
+        body_bytes=size,
+    )
+
+
+def _script(source: random.Random, trouble: bool) -> tuple[str, ...]:
+    """Return the words of a job's attempts: mostly a few milliseconds of work."""
+    work = f"sleep:{source.randrange(1, 9) / 1_000}"
+    draw = source.random()
+    if draw < 0.04:
+        # Long enough that the heartbeat must extend the lease, and that a stop must release it.
+        return (f"sleep:{source.randrange(450, 900) / 1_000}",)
+    if not trouble or draw >= 0.20:
+        return (work,)
+    scripts = (
+        (40, ("raise", work)),
+        (15, ("raise", "raise", work)),
+        (12, ("raise",)),
+        (6, ("permanent",)),
+        (10, ("exit", work)),
+        (8, ("abort", work)),
+        (2, ("exit",)),
+        (7, ("hang:0.9", work)),
+        (8, ("unjsonable", work)),
+    )
+    return source.choices([s for _, s in scripts], weights=[w for w, _ in scripts])[0]
+
+
+def _users(
+    jobs: Sequence[dict[str, Any]], number: int, name: str, source: random.Random, trouble: bool
+) -> Job:
+    row = jobs[number % len(jobs)]
+    turn = number // len(jobs)
+    key = row.get("key")
+    script = row.get("script")
+    return Job(
+        id=name,
+        kind=row["kind"],
+        priority=row.get("priority", 5),
+        delay_ms=round(row.get("delay", 0) * 1_000),
+        key=key if key is None or turn == 0 else f"{key}#{turn + 1}",
+        max_attempts=row.get("max_attempts", source.choice((3, 4, 5))),
+        script=tuple(script) if script else _script(source, trouble),
+        sink=row.get("sink", source.choices(SINKS, weights=(60, 25, 15))[0]),
+        body={} if row["payload"] is None else row["payload"],
+    )
+
+
+def read_jobs(path: Path) -> list[dict[str, Any]]:
+    """Read and check the user's jobs.
+
+    Raises:
+        JobsInvalid: the file cannot be read, is empty, or a line of it is wrong; definite.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise JobsInvalid(
+            f"--jobs {str(path)!r} cannot be read ({error.strerror}): give a JSONL file"
+        ) from None
+    jobs = [_read_line(f"{path}:{number}", line) for number, line in enumerate(lines, 1) if line]
+    if not jobs:
+        raise JobsInvalid(f"--jobs {str(path)!r} holds no job: write one JSON object a line")
+    return jobs
+
+
+def _read_line(where: str, line: bytes) -> dict[str, Any]:
+    if len(line) > LINE_BYTES_MAX:
+        raise JobsInvalid(f"{where}: {len(line)} bytes: a job may have {LINE_BYTES_MAX}")
+    try:
+        row = json.loads(line, parse_constant=_refuse_constant)
+        # A lone surrogate passes json.loads and only fails when the queue stores it.
+        json.dumps(row, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise JobsInvalid(f"{where}: not JSON ({error}): write one JSON object a line") from None
+    if not isinstance(row, dict):
+        raise JobsInvalid(f"{where}: {line[:40].decode(errors='replace')}: not an object")
+    for name in row:
+        if name not in OPTIONS:
+            raise JobsInvalid(f"{where}: option {name!r} is unknown: use {_listed(OPTIONS)}")
+    for name, check, remedy in CHECKS:
+        if (name in row or name in {"kind", "payload"}) and not check(row.get(name, _MISSING)):
+            value = "missing" if name not in row else repr(row[name])[:60]
+            raise JobsInvalid(f"{where}: {name} is {value}: {remedy}")
+    return row
+
+
+_MISSING: Final = object()
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _listed(words: frozenset[str]) -> str:
+    return ", ".join(sorted(words))
+
+
+def _is_whole(value: object, low: int, high: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
+def _is_seconds(value: object) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and 0 <= value <= 86_400  # type: ignore[operator]
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= 200
+
+
+def _is_script(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(_is_word(word) for word in value)
+
+
+def _is_word(word: object) -> bool:
+    if not isinstance(word, str):
+        return False
+    name, _, seconds = word.partition(":")
+    if name in TIMED_WORDS:
+        try:
+            return 0 <= float(seconds) <= 60
+        except ValueError:
+            return False
+    return word in WORDS
+
+
+CHECKS: Final = (
+    ("kind", _is_text, "give a text of 1 to 200 characters"),
+    ("payload", lambda value: value is not _MISSING, "give any JSON value"),
+    ("priority", lambda value: _is_whole(value, 0, 9), "give 0 (urgent) to 9"),
+    ("delay", _is_seconds, "give seconds, 0 to 86400"),
+    ("key", _is_text, "give a text of 1 to 200 characters"),
+    ("max_attempts", lambda value: _is_whole(value, 1, 100), "give 1 to 100"),
+    ("script", _is_script, f"give a list of {_listed(WORDS)}, sleep:SECONDS or hang:SECONDS"),
+    ("sink", lambda value: value in SINKS, f"give {', '.join(SINKS)}"),
+)
