@@ -7,6 +7,8 @@ pattern and with a broken bar in the control, so that this file keeps the rules 
 """
 
 import ast
+import doctest
+import importlib
 import io
 import os
 import re
@@ -459,6 +461,22 @@ def test_the_contract_names_the_cause_of_every_edge_of_the_state_machine() -> No
         ("held", "dead"),
         (None, "dead"),
     }
+
+
+EXAMPLES = [
+    path.relative_to(ROOT).as_posix()
+    for root in SOURCE_ROOTS
+    for path in tree(ROOT / root)
+    if path.suffix == ".py" and re.search(r"^ *>>> ", path.read_text("utf-8"), flags=re.MULTILINE)
+]
+
+
+@pytest.mark.parametrize("path", EXAMPLES)
+def test_the_examples_in_a_docstring_are_true(path: str) -> None:
+    name = ".".join(Path(path).with_suffix("").parts[1:])
+    tried = doctest.testmod(importlib.import_module(name))
+
+    assert (tried.attempted > 0, tried.failed) == (True, 0)
 
 
 def test_the_walkthrough_names_every_module_of_the_core() -> None:
