@@ -43,10 +43,10 @@ imports: ## Who may import whom.
 	$(BIN)/lint-imports
 
 cog: ## Write the generated parts of the documents.
-	$(BIN)/python -m cogapp -r $(PAGES)
+	$(BIN)/python -m cogapp -I docs -r $(PAGES)
 
 cog-check: ## Fail when a generated part is stale.
-	$(BIN)/python -m cogapp --check $(PAGES)
+	$(BIN)/python -m cogapp -I docs --check $(PAGES)
 
 test: ## The whole suite, documents included.
 	$(BIN)/pytest

@@ -12,6 +12,7 @@ import importlib
 import io
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -484,6 +485,37 @@ def test_the_walkthrough_names_every_module_of_the_core() -> None:
     modules = {path.name for path in CORE.glob("*") if path.suffix in (".py", ".sql")}
 
     assert {name for name in modules - {"__init__.py"} if f"`{name}`" not in text} == set()
+
+
+def cog_check(page: Path) -> int:
+    """Exit code of the check that a page's generated parts are what their code says; 5 is stale."""
+    command = [sys.executable, "-m", "cogapp", "-I", str(ROOT / "docs"), "--check", str(page)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True).returncode
+
+
+@pytest.mark.parametrize("page", ["docs/semantics.md", "docs/walkthrough.md"])
+def test_the_generated_parts_of_a_page_are_current(tmp_path: Path, page: str) -> None:
+    stale = tmp_path / "stale.md"
+    text = (ROOT / page).read_text(encoding="utf-8")
+    stale.write_text(text.replace("]]] -->\n", "]]] -->\nby hand\n", 1), encoding="utf-8")
+
+    assert cog_check(ROOT / page) == 0
+    assert cog_check(stale) == 5
+
+
+def test_what_the_walkthrough_never_quotes_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    excerpts = runpy.run_path(str(ROOT / "docs/excerpts.py"))
+    page = (ROOT / "docs/walkthrough.md").read_text(encoding="utf-8")
+    shown, missing = excerpts["quoted"](page), excerpts["unquoted"](page)
+    with capsys.disabled():
+        print("\nthe walkthrough quotes these lines, and no line of so many functions:")
+        for path in sorted(CORE.glob("*.py")):
+            quoted = len(shown.get(path.relative_to(ROOT).as_posix(), ()))
+            print(
+                f"    {path.name:14}{quoted:4} lines{len(missing.get(path.name, ())):4} functions"
+            )
+
+    assert "retry.py" in excerpts["unquoted"]("")
 
 
 # --- Who may import whom.
