@@ -14,17 +14,21 @@ import os
 import re
 import runpy
 import shutil
+import sqlite3
 import subprocess
 import sys
 import tokenize
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
+from killproof.core import jobs
+from killproof.core.jobs import Queue
 from killproof.core.model import EDGES, STATES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -442,6 +446,63 @@ def test_only_code_counts_as_a_line() -> None:
     assert sql_lines("-- why\n\n/* a\nb */\nSELECT 1\n  FROM job\n") == 2
 
 
+# --- How the statements of the core find their rows.
+
+# What a plan may still say, and why that stays cheap.
+ALLOWED_PLANS = {
+    "COUNTS": "counting index entries is what it is asked for",
+    "ANY": "it stops at the first entry of the index",
+    "IDLE_WORKERS": "one look for each new worker, at 100 rows",
+    "FIRST_OF_KINDS": "it sorts one row for each kind, not the jobs",
+    "FIRST_OF_ALL": "it sorts one row for each kind, not the jobs",
+}
+
+
+def statements(*owners: object) -> dict[str, str]:
+    """Return the SQL constants of modules and classes."""
+    return {
+        name: value
+        for owner in owners
+        for name, value in vars(owner).items()
+        if isinstance(value, str) and re.match(r"\s*(SELECT|UPDATE|INSERT|DELETE|WITH)\b", value)
+    }
+
+
+def costly(connection: sqlite3.Connection, statement: str) -> list[str]:
+    """Return the steps of a plan that read a whole table or index of ours, or sort."""
+    values = dict.fromkeys(re.findall(r":(\w+)", statement))
+    plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}", values)]
+    return [step for step in plan if re.match(r"SCAN (job|attempt|worker)\b|USE TEMP B-TREE", step)]
+
+
+@pytest.fixture
+def connection(place: Path) -> Iterator[sqlite3.Connection]:
+    """An empty queue's file, opened with nothing but SQLite."""
+    path = place / "queue.db"
+    Queue(path).close()
+    with closing(sqlite3.connect(path)) as connection:
+        yield connection
+
+
+def test_no_statement_of_the_core_reads_a_table_from_end_to_end(
+    connection: sqlite3.Connection,
+) -> None:
+    found = {
+        name: steps
+        for name, statement in statements(jobs, jobs.Queue).items()
+        if (steps := costly(connection, statement))
+    }
+
+    assert set(found) == set(ALLOWED_PLANS), found
+
+
+def test_a_statement_that_reads_a_table_from_end_to_end_is_found(
+    connection: sqlite3.Connection,
+) -> None:
+    assert costly(connection, "SELECT id FROM job WHERE payload = :payload")
+    assert costly(connection, "SELECT id FROM job WHERE state = 'available' ORDER BY created_ms")
+
+
 # --- What the documents say of the code.
 
 
@@ -473,7 +534,10 @@ EXAMPLES = [
 
 
 @pytest.mark.parametrize("path", EXAMPLES)
-def test_the_examples_in_a_docstring_are_true(path: str) -> None:
+def test_the_examples_in_a_docstring_are_true(
+    path: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
     name = ".".join(Path(path).with_suffix("").parts[1:])
     tried = doctest.testmod(importlib.import_module(name))
 
