@@ -117,7 +117,7 @@ class Queue:
         self.close()
 
     def close(self) -> None:
-        """Release the leases still held, free the identity, close the connections of all threads."""
+        """Release the leases still held, free the identity, close every thread's connection."""
         identity, self._identity = self._identity, None
         if (
             identity is not None
