@@ -1,0 +1,607 @@
+"""The worker: one process, one job at a time, until told to stop.
+
+    handlers = Handlers()
+
+    @handlers("send_report", timeout=30.0)
+    def send_report(context): ...
+
+    Worker(Queue("queue.db"), handlers).run()
+
+`run` repeats four steps: claim a job of a kind that has a handler; call the handler; judge what
+came out of it; tell the queue, which hands out the next job in the same transaction.
+
+**The outcome of the handler and the writing of it are two things.**  A job whose ack meets a busy
+file has succeeded all the same: the ack is sent again (it is idempotent for its fence) until it
+is in the file, refused, or the lease has run out.  The job is not failed for it, and its effect
+not repeated.
+
+**What ends a handler from outside.**  Its lease is lost, its kind's time limit is over, or the
+worker was told to stop and the grace time is over.  A SIGALRM timer raises `LeaseLost`,
+`HandlerTimeout` or `HandlerStopped` in it.  A handler that swallows that, or hangs in C, is left
+behind: the heartbeat thread records the outcome and the process leaves through `os._exit`,
+because Python has no way to end a thread, and the hung call could otherwise go on to an effect
+that another worker repeats.  (A call that holds the interpreter's lock stops the heartbeat too:
+its lease runs out and others go on, but to end the process is then up to its supervisor's
+watchdog.)
+
+**Everything a handler raises is its own failure.**  `sys.exit()`, `KeyboardInterrupt`, a stray
+`CancelledError` are recorded as failed attempts: a library that calls `sys.exit` in a handler
+must not take the worker with it, and an exit that left no trace would be tried for ever.
+
+**Signals.**  SIGTERM and SIGINT stop the claiming; the handler has the grace time to end; then its
+job is released, which is not an attempt.  A second signal ends the grace time at once.
+
+Read `killproof.heartbeat` next: the trust window is there.
+"""
+
+import logging
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Final, Literal
+
+from killproof import effects, operations
+from killproof.core import sync
+from killproof.core.clock import Clock, SystemClock
+from killproof.core.database import Transaction
+from killproof.core.errors import (
+    DatabaseBusy,
+    KillproofError,
+    LeaseLost,
+    OutcomeUnknown,
+    StorageFailed,
+    StorageFull,
+)
+from killproof.core.jobs import Queue
+from killproof.core.model import Failure, Job, Lease
+from killproof.handlers import (
+    Handler,
+    Handlers,
+    HandlerStopped,
+    HandlerTimeout,
+    Hold,
+    Interruption,
+    Permanent,
+    RetryLater,
+    Snooze,
+)
+from killproof.heartbeat import Cause, Heartbeat, Tenure
+
+__all__ = [
+    "Context",
+    "HandlerStopped",
+    "HandlerTimeout",
+    "Handlers",
+    "Hold",
+    "Interruption",
+    "Permanent",
+    "RetryLater",
+    "Snooze",
+    "Worker",
+]
+
+#: Exit statuses of a process that leaves through `os._exit`; a stop in order is 0.
+EXIT_STORAGE_FAILED: Final = 3  # The disk failed: a restart does not help, `killproof doctor` may.
+EXIT_HANDLER_HUNG: Final = 70  # sysexits' EX_SOFTWARE: the attempt is recorded, restart the worker.
+
+GRACE_SECONDS_DEFAULT: Final = 30.0
+#: How long a stop may go unnoticed while idle; a job that becomes due is noticed far sooner.
+POLL_SECONDS_DEFAULT: Final = 0.5
+#: Between telling a handler to stop and leaving it behind.
+OVERDUE_GRACE_SECONDS_DEFAULT: Final = 5.0
+#: An unknown kind that arrives later is reported within this time.
+UNKNOWN_KINDS_SECONDS: Final = 60.0
+#: Pauses between tries against a busy or full file, doubling from the first to the second.
+PAUSE_SECONDS_FIRST: Final = 0.05
+PAUSE_SECONDS_MAX: Final = 2.0
+#: A handler that ignores one interruption is not sent the next one sooner: it may be cleaning up.
+ALARM_SECONDS_MIN: Final = 0.05
+#: An interruption that met a transaction looks again so much later.
+ALARM_SECONDS_WRITING: Final = 0.002
+
+TRANSIENT = (DatabaseBusy, StorageFull, OutcomeUnknown)
+
+
+class Context:
+    """What a handler gets: its job, and the ways to act so that a crash does no harm."""
+
+    def __init__(self, queue: Queue, tenure: Tenure, clock: Clock) -> None:
+        self._queue = queue
+        self._tenure = tenure
+        self._clock = clock
+
+    @property
+    def job(self) -> Job:
+        """The job as it was claimed."""
+        return self._tenure.lease.job
+
+    @property
+    def payload(self) -> object:
+        """The payload, decoded."""
+        return self._tenure.lease.job.payload
+
+    @property
+    def lease(self) -> Lease:
+        """The lease, for the operations of `Queue` that ask for it."""
+        return self._tenure.lease
+
+    @property
+    def lost(self) -> bool:
+        """True when the lease must be taken for lost: somebody else may have the job; stop.
+
+        It is judged by the worker's own clock, without a query.  Long loops look at it.
+        """
+        return self._tenure.is_lost(self._clock.monotonic_ns())
+
+    @property
+    def effect_key(self) -> str:
+        """The name of this job's effect, equal on every attempt: an idempotency key for the remote.
+
+        It is the job's own key if it has one, so that an event that is enqueued again after its job
+        has ended is still the same event; otherwise it is made of what no other job shares.
+        """
+        return effects.key_of(self.job)
+
+    def effect(
+        self,
+        key: str,
+        function: Callable[[str], object],
+        *,
+        in_doubt: effects.InDoubt,
+        check: Callable[[str], bool | None] | None = None,
+        scope: str | None = None,
+    ) -> object:
+        """Apply an effect outside of the file once, as far as that can be known.
+
+        `killproof.effects` says what the arguments mean, and what is raised; `scope` is the job's
+        kind unless given.
+        """
+        ledger = effects.Ledger(self._queue, self.lease, clock=self._clock, lost=lambda: self.lost)
+        return ledger.apply(
+            effects.Effect(
+                scope=self.job.kind if scope is None else scope,
+                key=key,
+                function=function,
+                in_doubt=in_doubt,
+                check=check,
+            )
+        )
+
+    @contextmanager
+    def completing(self, result: object = None) -> Iterator[Transaction]:
+        """Run the block's SQL and the job's success in one transaction: both happen, or none.
+
+        The block holds SQLite's write lock, so it must be short and do no I/O of its own; an
+        interruption waits until its end.  After it the job has succeeded, whatever the handler
+        does.
+        """
+        # A renewal that the commit overtakes is no loss; see `Tenure`.
+        self._tenure.settling = True
+        try:
+            with self._queue.completing(self.lease, result) as tx:
+                yield tx
+                sync.point("handler.effect")
+        except BaseException:
+            self._tenure.settling = False
+            raise
+        self._tenure.completed = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What the worker makes of the end of a handler."""
+
+    word: Literal["ack", "nack", "snooze", "release", "hold", "nothing"]
+    result: object = None
+    error: BaseException | None = None
+    delay: float | None = None  #: seconds; None is the policy's
+    permanent: bool = False
+
+
+class Worker:
+    """One worker process; its `run` needs the main thread, which gets the signals."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        handlers: Handlers,
+        *,
+        grace: float = GRACE_SECONDS_DEFAULT,
+        poll: float = POLL_SECONDS_DEFAULT,
+        overdue_grace: float = OVERDUE_GRACE_SECONDS_DEFAULT,
+        logger: logging.Logger | None = None,
+        clock: Clock | None = None,
+        leave: Callable[[int], object] = os._exit,
+    ) -> None:
+        """Make a worker; nothing happens before `run`.
+
+        Args:
+            queue: where the jobs are; it stays open.
+            handlers: the kinds to work on; others are never claimed.
+            grace: seconds that a running handler has after SIGTERM.
+            poll: seconds between two looks at the stop flag while idle.
+            overdue_grace: seconds between the interruption of a handler and leaving it behind.
+            logger: where the lines go; the logger `killproof.worker` unless given.
+            clock: the queue's clock, for tests.
+            leave: ends the process with a status at once, without closing SQLite.
+
+        Raises:
+            ValueError: there is no handler, or a time is not a positive number.
+        """
+        if not len(handlers):
+            raise ValueError("no handlers: register one with @handlers('kind')")
+        for name, seconds in (("grace", grace), ("poll", poll), ("overdue_grace", overdue_grace)):
+            if not (0 <= seconds < threading.TIMEOUT_MAX):
+                raise ValueError(f"{name} {seconds!r} must be a number of seconds, at least 0")
+        self._queue = queue
+        self._handlers = handlers
+        self._grace_ns = round(grace * 1e9)
+        self._poll = poll
+        self._logger = logger or logging.getLogger("killproof.worker")
+        self._clock = clock or SystemClock()
+        self._leave = leave
+        self._heartbeat = Heartbeat(
+            queue,
+            self._clock,
+            on_lost=self._on_lost,
+            on_overdue=self._on_overdue,
+            on_storage_failed=self._on_storage_failed,
+            overdue_grace=overdue_grace,
+            log=self._log,
+        )
+        self._pid = os.getpid()
+        self._tenure: Tenure | None = None
+        self._armed = False  # The handler runs: an interruption may be raised.
+        self._stopping = False
+        self._forced = False
+        self._signum = 0
+        self._busy_streak = 0
+        self._reported_kinds: set[str] = set()
+        self._report_at_ns = 0
+
+    def run(self) -> None:
+        """Work until `stop` or a signal; then return with no job in hand.
+
+        Raises:
+            RuntimeError: called outside of the main thread, where no signal could end a handler.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError("Worker.run needs the main thread: start it as a process of its own")
+        self._pid = os.getpid()
+        sync.load()
+        try:
+            with self._signals(), self._heartbeat:
+                self._loop()
+        except StorageFailed as error:
+            self._on_storage_failed(error)
+        sync.point("worker.stop")
+
+    def stop(self) -> None:
+        """Stop after the current job, or when the grace time is over; again: stop now.
+
+        May be called from a handler, a signal handler or another thread.
+        """
+        self._forced = self._stopping
+        grace_ns = 0 if self._forced else self._grace_ns
+        self._stopping = True
+        if (tenure := self._tenure) is not None:
+            tenure.stop_at_ns = self._clock.monotonic_ns() + grace_ns
+            self._set_alarm(tenure)
+
+    # --- The loop.
+
+    def _loop(self) -> None:
+        lease: Lease | None = None
+        while not self._stopping:
+            if lease is None:
+                lease = self._claim()
+            if lease is not None:
+                lease = self._work(lease)
+            elif not self._stopping:
+                self._idle()
+        if lease is not None:
+            # Claimed together with the last ack, and told to stop since: nobody has started it.
+            self._settle(Tenure(lease, now_ns=0), Outcome(word="release"))
+
+    def _claim(self) -> Lease | None:
+        """Claim a job, or return None; a file that is busy or full is never the end of a worker."""
+        try:
+            lease = self._queue.claim(self._handlers.kinds)
+        except TRANSIENT as error:
+            self._note_transient("claim", error)
+            return None
+        self._busy_streak = 0
+        return lease
+
+    def _note_transient(self, what: str, error: Exception) -> None:
+        """Say it once for a row of equal troubles, and pause before the next try."""
+        if self._busy_streak == 0:
+            self._say(logging.WARNING, "%s: %s; trying again until it works", what, error)
+        pause = min(PAUSE_SECONDS_FIRST * 2 ** min(self._busy_streak, 10), PAUSE_SECONDS_MAX)
+        self._busy_streak += 1
+        self._clock.sleep(pause)
+
+    def _idle(self) -> None:
+        """Wait until a job may be there, without taking the write lock."""
+        self._report_unknown_kinds()
+        sync.point("worker.idle")
+        try:
+            self._queue.wait(self._handlers.kinds, seconds=self._poll)
+        except TRANSIENT as error:
+            self._note_transient("wait", error)
+
+    def _report_unknown_kinds(self) -> None:
+        """Warn, once for each kind, of jobs that this worker leaves alone for want of a handler.
+
+        Another worker may have the handler; if none has, this line is all that tells a person.
+        """
+        now_ns = self._clock.monotonic_ns()
+        if now_ns < self._report_at_ns:
+            return
+        self._report_at_ns = now_ns + round(UNKNOWN_KINDS_SECONDS * 1e9)
+        try:
+            waiting = operations.waiting_kinds(self._queue)
+        except KillproofError:
+            return  # Advisory: the next look comes by itself.
+        for kind in sorted(waiting - set(self._handlers.kinds) - self._reported_kinds):
+            self._reported_kinds.add(kind)
+            self._say(logging.WARNING, "jobs of kind %r wait and this worker has no handler", kind)
+
+    # --- One job.
+
+    def _work(self, lease: Lease) -> Lease | None:
+        """Run one job to its outcome; return the lease of the next, if the ack brought one."""
+        handler = self._handlers[lease.job.kind]
+        tenure = Tenure(
+            lease,
+            now_ns=self._clock.monotonic_ns(),
+            timeout=handler.timeout,
+            length=handler.lease,
+        )
+        self._tenure = tenure
+        self._heartbeat.watch(tenure)
+        sync.point("handler.start")
+        if self._stopping or tenure.is_lost(self._clock.monotonic_ns()):
+            # Told to stop, or stood still past the lease, in the window since the claim.
+            outcome = Outcome(word="release")
+        else:
+            outcome = self._call(handler, tenure)
+            sync.point("handler.end")
+        tenure.settling = tenure.ended = True
+        self._heartbeat.watch(None)
+        self._tenure = None
+        if tenure.completed:
+            if outcome.error is not None:
+                self._log(logging.ERROR, lease, f"raised after its completion: {outcome.error!r}")
+            return None
+        return self._settle(tenure, outcome)
+
+    def _call(self, handler: Handler, tenure: Tenure) -> Outcome:
+        """Call the handler and judge how it ended."""
+        context = Context(self._queue, tenure, self._clock)
+        started_ns = self._clock.monotonic_ns()
+        self._set_alarm(tenure)
+        try:
+            try:
+                self._armed = True
+                result = handler.function(context)
+            finally:
+                self._armed = False
+        except BaseException as error:  # All of it is the handler's: see the module.
+            self._armed = False  # The interruption may have come inside the `finally` above.
+            outcome = self._judge(tenure, error)
+        else:
+            outcome = Outcome(word="ack", result=result)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        if os.getpid() != self._pid:
+            # A child that the handler forked has come back out of it: it holds no lease.
+            os._exit(EXIT_HANDLER_HUNG)
+        seconds = (self._clock.monotonic_ns() - started_ns) / 1e9
+        self._log_end(tenure.lease, outcome, seconds)
+        return outcome
+
+    def _judge(self, tenure: Tenure, error: BaseException) -> Outcome:
+        """Return what an exception out of a handler means for its job."""
+        if isinstance(error, OutcomeUnknown) and isinstance(error.__cause__, Interruption):
+            error = error.__cause__  # It met a wait for the disk; the order to stop is the reason.
+        match error:
+            case StorageFailed():
+                raise error
+            case LeaseLost() if (error.job_id, error.fence) == (
+                tenure.lease.job.id,
+                tenure.lease.fence,
+            ):
+                return Outcome(word="nothing", error=error)
+            case HandlerStopped():
+                return Outcome(word="release", error=error)
+            case Snooze():
+                return Outcome(word="snooze", error=error, delay=error.seconds)
+            case Hold():
+                return Outcome(word="hold", error=error)
+            case RetryLater():
+                return Outcome(word="nack", error=error, delay=error.seconds)
+        return Outcome(word="nack", error=error, permanent=isinstance(error, Permanent))
+
+    def _settle(self, tenure: Tenure, outcome: Outcome) -> Lease | None:
+        """Write the outcome, however long the file is busy, while the lease lasts.
+
+        At least one try is made: the fence, not this worker's clock, decides what is refused.
+        """
+        lease = tenure.lease
+        send = self._sender(lease, outcome)
+        claiming = outcome.word == "ack" and not self._stopping
+        tries = 0
+        while True:
+            try:
+                if not claiming:
+                    send()
+                    return None
+                return self._queue.ack_and_claim(lease, outcome.result, self._handlers.kinds)
+            except LeaseLost as error:
+                self._log(logging.WARNING, lease, f"outcome {outcome.word} refused: {error}")
+                return None
+            except TRANSIENT as error:
+                if self._forced or tenure.is_lost(self._clock.monotonic_ns()):
+                    text = f"outcome {outcome.word} given up, the job will be recovered: {error}"
+                    self._log(logging.ERROR, lease, text)
+                    return None
+                if tries == 0:
+                    text = f"outcome {outcome.word} not written yet, trying again: {error}"
+                    self._log(logging.WARNING, lease, text)
+            claiming = False  # First bring this job home; its ack may already be in the file.
+            self._clock.sleep(min(PAUSE_SECONDS_FIRST * 2**tries, PAUSE_SECONDS_MAX))
+            tries = min(tries + 1, 10)
+
+    def _sender(self, lease: Lease, outcome: Outcome) -> Callable[[], object]:
+        """Return the call that writes an outcome."""
+        queue, error = self._queue, outcome.error
+        match outcome.word:
+            case "ack":
+                return lambda: queue.ack(lease, outcome.result)
+            case "nack":
+                assert error is not None
+                return lambda: queue.nack(
+                    lease, error, delay=outcome.delay, permanent=outcome.permanent
+                )
+            case "snooze":
+                assert outcome.delay is not None
+                delay = outcome.delay
+                return lambda: queue.snooze(lease, delay)
+            case "hold":
+                assert error is not None
+                return lambda: operations.hold_leased(queue, lease, error)
+            case "release":
+                return lambda: queue.release(lease)
+            case "nothing":
+                return lambda: None
+
+    # --- What ends a handler from outside.
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Own SIGTERM, SIGINT and SIGALRM for the time of `run`."""
+        wanted: dict[signal.Signals, Callable[[int, FrameType | None], None]] = {
+            signal.SIGTERM: self._on_stop_signal,
+            signal.SIGINT: self._on_stop_signal,
+            signal.SIGALRM: self._on_alarm,
+        }
+        former = {signum: signal.signal(signum, handler) for signum, handler in wanted.items()}
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            for signum, handler in former.items():
+                signal.signal(signum, handler)
+
+    def _on_stop_signal(self, signum: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._pid:
+            # A child that a handler forked: signals end it as if there were no worker.
+            signal.signal(signum, signal.SIG_DFL)
+            os.kill(os.getpid(), signum)
+            return
+        self._signum = signum
+        self.stop()
+
+    def _set_alarm(self, tenure: Tenure, *, seconds_min: float = 0.0) -> None:
+        """Set the timer to the next moment at which the handler may have to be interrupted."""
+        seconds = (tenure.next_cause_ns() - self._clock.monotonic_ns()) / 1e9
+        # Zero would switch the timer off.
+        signal.setitimer(signal.ITIMER_REAL, max(seconds, seconds_min, 0.001))
+
+    def _on_alarm(self, signum: int, frame: FrameType | None) -> None:
+        """Raise in the handler what is due; in the main thread, between two of its instructions."""
+        tenure = self._tenure
+        if tenure is None or not self._armed or os.getpid() != self._pid:
+            return
+        if self._queue.database.is_writing():
+            # The handler is inside a transaction: cut there, its outcome would be unknown.
+            signal.setitimer(signal.ITIMER_REAL, ALARM_SECONDS_WRITING)
+            return
+        cause = tenure.cause(self._clock.monotonic_ns())
+        if cause is None:
+            # The window was renewed since the timer was set.
+            self._set_alarm(tenure)
+            return
+        tenure.told.add(cause)
+        self._set_alarm(tenure, seconds_min=ALARM_SECONDS_MIN)
+        raise self._interruption(tenure, cause)
+
+    def _interruption(self, tenure: Tenure, cause: Cause) -> Interruption | LeaseLost:
+        lease = tenure.lease
+        if cause == "lost":
+            return LeaseLost(lease.job.id, lease.fence, "handler")
+        if cause == "stopped":
+            return HandlerStopped("the worker is stopping and its grace time is over")
+        limit = self._handlers[lease.job.kind].timeout
+        return HandlerTimeout(f"ran longer than the time limit of its kind, {limit:g} s")
+
+    def _on_lost(self, tenure: Tenure) -> None:
+        """Wake the main thread; runs in the heartbeat thread."""
+        self._log(logging.WARNING, tenure.lease, "lease lost: the heartbeat was refused")
+        ident = threading.main_thread().ident
+        assert ident is not None
+        signal.pthread_kill(ident, signal.SIGALRM)
+
+    def _on_overdue(self, tenure: Tenure, cause: Cause) -> None:
+        """Leave a handler behind that did not stop; runs in the heartbeat thread."""
+        where = "".join(traceback.format_stack(_main_frame()))
+        self._log(logging.CRITICAL, tenure.lease, f"handler hangs ({cause}), leaving it:\n{where}")
+        error = self._interruption(tenure, cause)
+        error.add_note(f"It did not stop when told to; the main thread was at:\n{where}")
+        try:
+            if tenure.completed:
+                pass  # Its outcome is in the file; it is the process that has to be freed.
+            elif cause == "timeout":
+                self._queue.nack(tenure.lease, error)
+            else:
+                self._queue.release(tenure.lease)
+        except Exception as refused:
+            if tenure.ended:
+                return  # It ended at the last moment, and its own outcome was first.
+            # Not recorded: the kernel lock and the lease tell the others, as after a kill.
+            self._log(logging.ERROR, tenure.lease, f"outcome not recorded: {refused}")
+        hung = cause == "timeout" or not self._signum
+        self._leave(EXIT_HANDLER_HUNG if hung else 128 + self._signum)
+
+    def _on_storage_failed(self, error: StorageFailed) -> None:
+        """Leave at once, and do not close SQLite: a last close would copy unverified frames."""
+        self._say(logging.CRITICAL, "leaving: %s", error)
+        self._leave(EXIT_STORAGE_FAILED)
+
+    # --- Logging, which never stops the work.
+
+    def _log_end(self, lease: Lease, outcome: Outcome, seconds: float) -> None:
+        if outcome.error is None:
+            self._log(logging.INFO, lease, f"succeeded in {seconds:.3f} s")
+            return
+        failure = Failure.of(outcome.error)
+        text = f"{outcome.word} after {seconds:.3f} s: {failure.error_class}: {failure.message}"
+        self._log(logging.WARNING, lease, text)
+
+    def _log(self, level: int, lease: Lease, text: str) -> None:
+        """Write a line about a job; who greps for an id, a kind or a key finds it."""
+        job = lease.job
+        values = {"job_id": job.id, "kind": job.kind, "attempt": job.attempt, "key": job.key}
+        line = "job_id=%d kind=%s attempt=%d key=%s: %s"
+        self._say(level, line, *values.values(), text, extra=values)
+
+    def _say(
+        self, level: int, line: str, *values: object, extra: dict[str, object] | None = None
+    ) -> None:
+        # A log handler is the application's code: whatever it raises, the jobs go on.
+        try:
+            self._logger.log(level, line, *values, extra=extra)
+        except Exception:
+            return
+
+
+def _main_frame() -> FrameType | None:
+    """Return where the main thread is."""
+    ident = threading.main_thread().ident
+    return sys._current_frames().get(ident) if ident is not None else None
