@@ -538,8 +538,8 @@ def test_the_examples_in_a_docstring_are_true(
     path: str, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(place)
-    name = ".".join(Path(path).with_suffix("").parts[1:])
-    tried = doctest.testmod(importlib.import_module(name))
+    name = ".".join(Path(path).with_suffix("").parts[1:]).removesuffix(".__init__")
+    tried = doctest.testmod(importlib.import_module(name), extraglobs={"path": "queue.db"})
 
     assert (tried.attempted > 0, tried.failed) == (True, 0)
 
