@@ -307,14 +307,15 @@ class Queue:
     def _claim(self, tx: Transaction, limit: int, wanted: str | None) -> list[Lease]:
         clock = self.host.clock
         now_ms, now_ns = clock.now_ms(), clock.monotonic_ns()
-        if now_ns - self._swept_ns >= SWEEP_INTERVAL_NS:
+        look = now_ns - self._swept_ns >= SWEEP_INTERVAL_NS
+        owner = self._register(tx, again=look)
+        if look:
             self._sweep(tx, SWEEP_ROWS_MAX)
             self._swept_ns = now_ns
         sync.point("promote.begin")
         if tx.change(self.PROMOTE, {"now_ms": now_ms, "limit": SWEEP_ROWS_MAX}):
             sync.point("promote.written")
         leases: list[Lease] = []
-        owner = self._register(tx)
         for _ in range(limit + SWEEP_ROWS_MAX):  # So many unreadable rows are passed over at most.
             first = (
                 tx.row(self.FIRST_OF_KINDS, {"kinds": wanted})
@@ -804,30 +805,30 @@ class Queue:
 
     UNREGISTER: Final = "DELETE FROM worker WHERE id = :id"
 
-    def _register(self, tx: Transaction) -> str:
+    def _register(self, tx: Transaction, *, again: bool) -> str:
         """Return our identity, registered in this transaction: the byte, the row, then claims.
 
-        The row is offered again at each claim: another program may have deleted it, or a rollback.
+        The row is offered `again` now and then: a rollback or another program may have taken it.
+        Until then our death would be noticed by the lease alone.
         """
         with self.database.guard:
-            identity = self._identity
-            new = identity is None or identity.pid != os.getpid() or self.database.liveness is None
+            identity, liveness = self._identity, self.database.liveness
+            new = identity is None or identity.pid != os.getpid() or liveness is None
             if new:
-                self.database.liveness = self.host.lock.liveness(self.path)
-                byte = self.database.liveness.hold()
-                identity = self._identity = _Identity(self.database.liveness.file, byte)
+                liveness = self.database.liveness = self.host.lock.liveness(self.path)
+                byte = liveness.hold()
+                identity = self._identity = _Identity(liveness.file, byte)
             assert identity is not None
-        tx.change(
-            self.REGISTER,
-            {
+        if new or again:
+            values: dict[str, Value] = {
                 "id": identity.id,
                 "clock": self.host.clock.ident(),
                 "file": identity.file,
                 "byte": identity.byte,
                 "pid": identity.pid,
                 "now_ms": self.host.clock.now_ms(),
-            },
-        )
+            }
+            tx.change(self.REGISTER, values)
         if new:
             self._forget_the_dead(tx)
         return identity.id
