@@ -1,0 +1,338 @@
+"""Look after a file: `doctor` finds what is wrong, `repair` brings it back after a disk error.
+
+`doctor` changes nothing and is safe beside running workers.  It never opens the database by path (a
+plain `open` and `close` in a process with a connection would drop that connection's locks): sizes
+come from `stat`, contents from SQLite.
+
+`repair` is for a file that a process has marked `.failed` because the disk refused to make a
+commit durable.  What is in the log then is only partly true, and the kernel has forgotten which
+part.  SQLite knows: each frame has a checksum over all frames before it.  So nobody else may be
+connected (a running process would go on with pages that were never checked), recovery takes the
+valid prefix of the log, the checkpoint puts it into the database, and the whole file is checked
+before the marker goes.
+"""
+
+import os
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+from urllib.parse import quote
+
+from killproof.core import barrier
+from killproof.core.clock import Clock, SystemClock
+from killproof.core.database import LOG_BYTES_KEPT
+from killproof.core.errors import DatabaseBusy, FileRefused, KillproofError
+from killproof.core.jobs import Queue
+
+Status = Literal["ok", "warn", "fail"]
+
+#: SQLite versions with the fix of the WAL-reset fault, as [first, before): it was ported back to
+#: three older branches, so that a plain >= is wrong.
+#: Source: SQLite's release notes 3.53.0, 3.51.3, 3.50.7 and 3.44.6.
+WAL_RESET_FIXED: Final = (
+    ((3, 44, 6), (3, 45, 0)),
+    ((3, 50, 7), (3, 51, 0)),
+    ((3, 51, 3), (3, 52, 0)),
+    ((3, 53, 0), (4, 0, 0)),
+)
+#: A log larger than what is kept after a reset: a reader pins it, or nobody checkpoints.
+LOG_BYTES_WARN: Final = 2 * LOG_BYTES_KEPT
+#: Free space below which a checkpoint, which writes both files at once, may not fit.
+FREE_BYTES_WARN: Final = 1 << 30
+FREE_BYTES_FAIL: Final = 64 << 20
+#: A full check reads the whole file; above this it is left to `PRAGMA integrity_check` by hand.
+CHECKED_BYTES_MAX: Final = 256 << 20
+#: How long the probe of the write lock waits.
+PROBE_SECONDS: Final = 1.0
+#: 2024-01-01, in ms: a wall clock before it was never set.
+CLOCK_MS_MIN: Final = 1_704_067_200_000
+#: A job from the future by more than this means that the wall clock was set back.
+CLOCK_MS_AHEAD: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One thing that was looked at."""
+
+    name: str
+    status: Status
+    text: str  #: what was found
+    remedy: str | None = None  #: what to do about it, when it is not `ok`
+
+
+def wal_reset_affected(version: tuple[int, int, int]) -> bool:
+    """Say whether this SQLite can lose commits when two programs checkpoint and write at once.
+
+    >>> wal_reset_affected((3, 40, 1)), wal_reset_affected((3, 44, 6)), wal_reset_affected((3, 52,
+    0)) (True, False, True)
+    """
+    return not any(first <= version < before for first, before in WAL_RESET_FIXED)
+
+
+def doctor(path: str | os.PathLike[str], *, clock: Clock | None = None) -> list[Check]:
+    """Check a queue's file and its place, without changing either.
+
+    Args:
+        path: the database file.
+        clock: for tests.
+
+    Returns:
+        All checks in a fixed order; those behind a failed one that they depend on are left out.
+    """
+    place = os.path.realpath(path)
+    clock = clock or SystemClock()
+    checks = [_file(place), _sqlite(), _clock(clock), *_space(place)]
+    if checks[0].status == "fail":
+        return checks
+    marker = _marker(place)
+    checks += [marker, _log(place)]
+    if marker.status == "fail":
+        # Opening could copy frames of the log that nobody has checked into the database.
+        return checks
+    try:
+        found = list(_contents(place, clock))
+    except sqlite3.Error as error:
+        remedy = "restore a backup, or name the right file"
+        return [*checks, Check(name="contents", status="fail", text=str(error), remedy=remedy)]
+    checks += found
+    if not any(check.status == "fail" for check in found):
+        checks += _in_use(place)
+    return checks
+
+
+def repair(path: str | os.PathLike[str]) -> list[Check]:
+    """Bring a file back that a disk error has stopped; see the module.
+
+    Returns:
+        What was done.  Nothing is done to a file without the marker.
+
+    Raises:
+        FileRefused: it is missing, somebody is still connected, or the file is damaged: the marker
+            stays; definite.
+    """
+    place = os.path.realpath(path)
+    if not os.path.isfile(place):
+        raise FileRefused(f"{place} does not exist: name the database file")
+    if not os.path.exists(f"{place}.failed"):
+        text = "there is no .failed marker: nothing to repair"
+        return [Check(name="marker", status="ok", text=text)]
+    with closing(sqlite3.connect(place, timeout=0, isolation_level=None)) as connection:
+        # Before the first access: SQLite then takes the file for itself alone or answers busy, and
+        # rebuilds the index of the log from the frames instead of trusting a shared one.
+        connection.execute("PRAGMA locking_mode = EXCLUSIVE").fetchall()
+        connection.execute("PRAGMA synchronous = FULL")
+        try:
+            connection.execute("SELECT count(*) FROM sqlite_schema").fetchall()
+            busy, log, done = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
+                raise FileRefused(
+                    f"{place} is open in another process: end all of them, then repair"
+                ) from error
+            raise FileRefused(f"{place}: {error}: restore it from a backup") from error
+        except sqlite3.DatabaseError as error:
+            raise FileRefused(f"{place}: {error}: restore it from a backup") from error
+        problems = [str(row[0]) for row in connection.execute("PRAGMA integrity_check")]
+        if busy or problems != ["ok"]:
+            raise FileRefused(
+                f"{place} is damaged ({problems[0]}): restore it from a backup; the marker stays"
+            )
+    barrier.sync_directory(place)
+    os.unlink(f"{place}.failed")
+    barrier.sync_directory(place)
+    return [
+        Check(name="log", status="ok", text=f"recovered: {max(done, log, 0)} frames checkpointed"),
+        Check(name="integrity", status="ok", text="integrity_check: ok"),
+        Check(name="marker", status="ok", text="removed: the queue may be opened again"),
+    ]
+
+
+# The checks, in their order.
+
+
+def _file(place: str) -> Check:
+    if not os.path.exists(place):
+        remedy = f"make it: killproof enqueue KIND JSON --db {place}"
+        return Check(name="file", status="fail", text=f"{place} does not exist", remedy=remedy)
+    if not os.path.isfile(place):
+        remedy = "name the database file"
+        return Check(name="file", status="fail", text=f"{place} is not a file", remedy=remedy)
+    folder = os.path.dirname(place)
+    if not os.access(place, os.R_OK | os.W_OK) or not os.access(folder, os.W_OK | os.X_OK):
+        text = f"{place} or its folder can not be written by this user"
+        return Check(name="file", status="fail", text=text, remedy="correct their owner or rights")
+    return Check(name="file", status="ok", text=f"{place}, {_bytes(os.stat(place).st_size)}")
+
+
+def _sqlite() -> Check:
+    version = sqlite3.sqlite_version
+    if wal_reset_affected(sqlite3.sqlite_version_info):
+        return Check(
+            name="sqlite",
+            status="warn",
+            text=f"SQLite {version} has the WAL-reset fault; killproof's own connections avoid it, "
+            "another program that checkpoints this file can still meet it",
+            remedy="use SQLite 3.53, 3.51.3, 3.50.7 or 3.44.6, or keep other programs off the file",
+        )
+    return Check(name="sqlite", status="ok", text=f"SQLite {version}")
+
+
+def _clock(clock: Clock) -> Check:
+    if clock.now_ms() < CLOCK_MS_MIN:
+        text = "the wall clock is before 2024: delayed jobs wait until it is set"
+        return Check(name="clock", status="fail", text=text, remedy="set the clock (NTP)")
+    return Check(name="clock", status="ok", text="the wall clock is set")
+
+
+def _space(place: str) -> Iterator[Check]:
+    folder = os.path.dirname(place)
+    try:
+        free = os.statvfs(folder)
+    except OSError as error:
+        remedy = "make the folder"
+        text = f"{folder}: {error.strerror}"
+        yield Check(name="space", status="fail", text=text, remedy=remedy)
+        return
+    free_bytes = free.f_bavail * free.f_frsize
+    status: Status = "ok"
+    if free_bytes < FREE_BYTES_WARN:
+        status = "fail" if free_bytes < FREE_BYTES_FAIL else "warn"
+    room = None if status == "ok" else "make room: enqueue stops when the disk is full"
+    yield Check(name="space", status=status, text=f"{_bytes(free_bytes)} free", remedy=room)
+    kind, _ = barrier.file_system(place)
+    reason = barrier.refusal(place, "power")
+    if reason is None:
+        text = f"{kind or 'unknown'}: fsync reaches the disk as far as can be told"
+        yield Check(name="file system", status="ok", text=text)
+    else:
+        usable = barrier.refusal(place, "process") is None
+        yield Check(name="file system", status="warn" if usable else "fail", text=reason)
+
+
+def _marker(place: str) -> Check:
+    failed = Path(f"{place}.failed")
+    if not failed.exists():
+        return Check(name="marker", status="ok", text="no disk error on record")
+    reason = failed.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return Check(
+        name="marker",
+        status="fail",
+        text=f"the disk failed: {reason[0] if reason else 'no reason on record'}",
+        remedy=f"end all processes of this queue, then: killproof doctor --repair --db {place}",
+    )
+
+
+def _log(place: str) -> Check:
+    try:
+        size = os.stat(f"{place}-wal").st_size
+    except FileNotFoundError:
+        return Check(name="log", status="ok", text="no write-ahead log: nobody is connected")
+    if size > LOG_BYTES_WARN:
+        remedy = "end the program that keeps a read transaction open; look for stopped workers"
+        text = f"the write-ahead log has {_bytes(size)}: it is not being reset"
+        return Check(name="log", status="warn", text=text, remedy=remedy)
+    return Check(name="log", status="ok", text=f"write-ahead log of {_bytes(size)}")
+
+
+def _contents(place: str, clock: Clock) -> Iterator[Check]:
+    """Look inside on a read-only connection: the file may be another program's."""
+    address = f"file:{quote(place)}?mode=ro"
+    with closing(
+        sqlite3.connect(address, uri=True, timeout=PROBE_SECONDS, isolation_level=None)
+    ) as connection:
+
+        def one(sql: str) -> object:
+            row = connection.execute(sql).fetchone()
+            return None if row is None else row[0]
+
+        mode = one("PRAGMA journal_mode")
+        if one("SELECT 1 FROM sqlite_schema WHERE name = 'killproof_schema'") is None:
+            text = "the file has no killproof tables"
+            remedy = "name the right file, or put a first job in"
+            yield Check(name="contents", status="fail", text=text, remedy=remedy)
+            return
+        level = one("SELECT value FROM killproof_setting WHERE name = 'durability'")
+        yield _durability(place, str(level), str(mode))
+        newest_ms = one("SELECT created_ms FROM job ORDER BY id DESC LIMIT 1")
+        if isinstance(newest_ms, int) and newest_ms > clock.now_ms() + CLOCK_MS_AHEAD:
+            ahead = (newest_ms - clock.now_ms()) / 1_000
+            text = f"the newest job is from {ahead:.0f} s in the future: the clock was set back"
+            remedy = "delayed jobs wait that much longer; leases are not concerned"
+            yield Check(name="clock", status="warn", text=text, remedy=remedy)
+        yield _integrity(place, lambda: one("PRAGMA quick_check(1)"))
+
+
+def _durability(place: str, level: str, mode: str) -> Check:
+    refusal = barrier.refusal(place, level)
+    if mode != "wal" or refusal is not None:
+        text = refusal or f"durability {level}, but journal mode {mode}, not wal"
+        remedy = "end the program that changes the journal mode" if refusal is None else None
+        return Check(name="durability", status="fail", text=text, remedy=remedy)
+    survives = "kill, reboot and power cut" if level == "power" else "kill; not a power cut"
+    text = f"{level}, journal mode wal: an acknowledged job survives {survives}"
+    return Check(name="durability", status="ok", text=text)
+
+
+def _integrity(place: str, quick_check: Callable[[], object]) -> Check:
+    size = os.stat(place).st_size
+    if size > CHECKED_BYTES_MAX:
+        text = f"not checked: {_bytes(size)}; run PRAGMA integrity_check at a quiet hour"
+        return Check(name="integrity", status="ok", text=text)
+    found = quick_check()
+    if found != "ok":
+        remedy = "restore a backup"
+        return Check(name="integrity", status="fail", text=f"damaged: {found}", remedy=remedy)
+    return Check(name="integrity", status="ok", text="quick_check: ok")
+
+
+def _in_use(place: str) -> Iterator[Check]:
+    """Open the file as a worker does, and try its locks."""
+    try:
+        with Queue(place, busy_limit=PROBE_SECONDS) as queue:
+            yield _write_lock(queue)
+            liveness = queue.host.lock.liveness(queue.path)
+            sound = bool(liveness.file)
+            liveness.close()
+    except KillproofError as error:
+        yield Check(name="open", status="fail", text=str(error))
+        return
+    if sound:
+        text = "the kernel tells at once when a worker dies"
+        yield Check(name="death lock", status="ok", text=text)
+    else:
+        text = "no usable locks here: a dead worker is noticed when its lease runs out"
+        remedy = "use short leases, or another file system"
+        yield Check(name="death lock", status="warn", text=text, remedy=remedy)
+
+
+def _write_lock(queue: Queue) -> Check:
+    """Take the write lock once, as any write does."""
+    try:
+        with queue.transaction():
+            pass
+    except DatabaseBusy:
+        text = f"another program has held the write lock for {PROBE_SECONDS:g} s"
+        remedy = "end its transaction; look for a stopped worker (state T in ps)"
+        return Check(name="write lock", status="fail", text=text, remedy=remedy)
+    if queue.database.bypasses:
+        text = "the turnstile stood still for 0.25 s: writers go on without it, less fairly"
+        remedy = "look for a stopped worker (state T in ps)"
+        return Check(name="write lock", status="warn", text=text, remedy=remedy)
+    return Check(name="write lock", status="ok", text="free")
+
+
+def _bytes(count: int) -> str:
+    """Return a size as people write it.
+
+    >>> _bytes(1536), _bytes(3 << 30)
+    ('1.5 KiB', '3.0 GiB')
+    """
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
