@@ -2,16 +2,12 @@
 
 Every write is the same nine steps, in `Database.write`: not nested; turnstile; BEGIN IMMEDIATE in a
 loop of our own; the statements; COMMIT; a checkpoint when it is due; leave the turnstile; barrier;
-return.  Why each is there: `turnstile.py`, `barrier.py`, and docs/walkthrough.md.
-
-Connections are kept, one for each thread and process.  A forked child drops what it inherited
-without closing it: closing would drop the parent's locks and could delete the log under it.
+return.  Why each is there: `turnstile.py`, `barrier.py`, `connection.py`, docs/walkthrough.md.
 
 No code here or above it ever opens the database or its -shm by path: closing such a descriptor
 drops all POSIX locks that this process holds on the file, SQLite's among them.
 """
 
-import ctypes
 import logging
 import os
 import sqlite3
@@ -23,6 +19,8 @@ from importlib.resources import files
 from typing import Final, Literal, LiteralString, TypeVar
 
 from killproof.core import barrier, sync
+from killproof.core import connection as kept
+from killproof.core.connection import Handle
 from killproof.core.errors import (
     DatabaseBusy,
     FileRefused,
@@ -32,7 +30,7 @@ from killproof.core.errors import (
     StorageFailed,
     StorageFull,
 )
-from killproof.core.host import Barrier, Host, Liveness, Turnstile
+from killproof.core.host import Barrier, Host, Liveness
 from killproof.core.turnstile import PATIENCE_SECONDS
 
 Value = None | int | float | str | bytes
@@ -111,26 +109,6 @@ class Transaction:
             cursor.close()
 
 
-class _Handle:
-    """What one thread of one process keeps open."""
-
-    def __init__(self, connection: sqlite3.Connection, turnstile: Turnstile, log: Barrier) -> None:
-        self.connection = connection
-        self.turnstile = turnstile
-        self.log = log
-        self.log_bytes = log.log_bytes()
-        self.pid = os.getpid()
-        # A thread that ends drops its handle, and so does the end of the process.
-        self.closer = weakref.finalize(self, _close_parts, connection, turnstile, log)
-
-    def abandon(self) -> None:
-        """Close descriptors only; SQLite's connection is leaked on purpose, for ever."""
-        if self.closer.detach() is not None:
-            _make_immortal(self.connection)
-            self.turnstile.abandon()
-            self.log.close()
-
-
 class Database:
     """The file, as all threads of this process share it."""
 
@@ -164,13 +142,14 @@ class Database:
         self._closed = False
         self.guard = threading.Lock()
         self._local = threading.local()
-        self._handles: weakref.WeakSet[_Handle] = weakref.WeakSet()
+        self._handles: weakref.WeakSet[Handle] = weakref.WeakSet()
         if refusal := host.lock.refusal(self.path, "process"):
             raise FileRefused(refusal)
         self.durability: Durability = "process"  # Until the file has told: nothing is vouched for.
         try:
-            self.durability = self._settle_schema(durability)
-            self._handle()
+            with kept.opening:
+                self.durability = self._settle_schema(durability)
+                self._handle()
         except BaseException:
             self.close()
             raise
@@ -187,37 +166,26 @@ class Database:
             OutcomeUnknown: COMMIT was sent and something failed after that; indefinite.
             StorageFailed: the disk has failed before; definite.
         """
-        handle = self._handle()
-        mark = (threading.get_ident(), *handle.turnstile.ident)
-        if mark in _inside or handle.connection.in_transaction:
-            raise NestedTransaction(
-                f"this thread is in a transaction on {self.path} already: pass tx= to join it"
-            )
-        _point(operation, "begin")
-        _inside.add(mark)
-        held = False
-        try:
-            held = handle.turnstile.enter(min(PATIENCE_SECONDS, self.busy_limit / 2))
-            self.bypasses += not held
-            self._patiently(lambda: handle.connection.execute("BEGIN IMMEDIATE"))
+        with self._using() as handle:
+            mark = (threading.get_ident(), *handle.turnstile.ident)
+            if mark in _inside or handle.connection.in_transaction:
+                raise NestedTransaction(
+                    f"this thread is in a transaction on {self.path} already: pass tx= to join it"
+                )
+            _point(operation, "begin")
+            _inside.add(mark)
+            held = False
             try:
-                _point(operation, "locked")
-                transaction = Transaction(handle.connection)
-                try:
+                held = handle.turnstile.enter(min(PATIENCE_SECONDS, self.busy_limit / 2))
+                self.bypasses += not held
+                with self._transaction(handle, operation) as transaction:
                     yield transaction
-                finally:
-                    transaction.end()
-                _point(operation, "written")
-            except BaseException as error:
-                _roll_back(handle.connection)
-                self._raise_known(error)
-                raise
-            self._commit(handle, operation, held)
-        finally:
-            if held:
-                handle.turnstile.leave()
-            _inside.discard(mark)
-        self._after_commit(lambda: self._settle(handle, operation))
+                self._commit(handle, operation, held)
+            finally:
+                if held:
+                    handle.turnstile.leave()
+                _inside.discard(mark)
+            self._after_commit(lambda: self._settle(handle, operation))
 
     @contextmanager
     def read(self) -> Iterator[Transaction]:
@@ -230,24 +198,24 @@ class Database:
             NestedTransaction: this thread is inside a transaction on this file; definite.
             DatabaseBusy, StorageFailed: as for `write`.
         """
-        handle = self._handle()
-        if handle.connection.in_transaction:
-            raise NestedTransaction(
-                f"this thread is in a transaction on {self.path}: read through its tx"
-            )
-        self._patiently(lambda: _begin_read(handle.connection))
-        transaction = Transaction(handle.connection)
-        try:
-            yield transaction
-        finally:
-            transaction.end()
-            _roll_back(handle.connection)
-        self._wait_for_disk(handle)
+        with self._using() as handle:
+            if handle.connection.in_transaction:
+                raise NestedTransaction(
+                    f"this thread is in a transaction on {self.path}: read through its tx"
+                )
+            self._patiently(lambda: _begin_read(handle.connection))
+            transaction = Transaction(handle.connection)
+            try:
+                yield transaction
+            finally:
+                transaction.end()
+                _roll_back(handle.connection)
+            self._wait_for_disk(handle)
 
     def peek(self, sql: LiteralString, values: Values = ()) -> list[tuple[Value, ...]]:
         """Return rows that are advisory only: not necessarily durable, no write lock taken."""
-        connection = self._handle().connection
-        return self._patiently(lambda: connection.execute(sql, values).fetchall())
+        with self._using() as handle:
+            return self._patiently(lambda: handle.connection.execute(sql, values).fetchall())
 
     def joined(self, tx: "Transaction | sqlite3.Connection") -> Transaction:
         """Return the transaction to join: ours, or a connection of the caller's on this file.
@@ -280,15 +248,13 @@ class Database:
             if self.path in _failed:
                 handle.abandon()
             else:
-                handle.closer()
+                handle.close()
         if self.liveness is not None:
             self.liveness.close()
             self.liveness = None
 
     def forget(self) -> None:
-        """In a forked child: drop what was inherited, close nothing of SQLite's, unlock nothing."""
-        for handle in list(self._handles):
-            handle.abandon()
+        """In a forked child: another thread may have held the guard, and we hold no lease."""
         self.guard = threading.Lock()
         self._local = threading.local()
         self._handles = weakref.WeakSet()
@@ -308,7 +274,24 @@ class Database:
 
     # The steps of a write, in order.
 
-    def _commit(self, handle: _Handle, operation: LiteralString, held: bool) -> None:
+    @contextmanager
+    def _transaction(self, handle: Handle, operation: LiteralString) -> Iterator[Transaction]:
+        """Run the block between BEGIN IMMEDIATE and the moment before COMMIT."""
+        try:
+            self._patiently(lambda: handle.connection.execute("BEGIN IMMEDIATE"))
+            _point(operation, "locked")
+            transaction = Transaction(handle.connection)
+            try:
+                yield transaction
+            finally:
+                transaction.end()
+            _point(operation, "written")
+        except BaseException as error:
+            _roll_back(handle.connection)
+            self._raise_known(error)
+            raise
+
+    def _commit(self, handle: Handle, operation: LiteralString, held: bool) -> None:
         def commit() -> None:
             try:
                 handle.connection.execute("COMMIT")
@@ -333,11 +316,11 @@ class Database:
                 "look at the job, or repeat the call with the same key"
             ) from error
 
-    def _settle(self, handle: _Handle, operation: LiteralString) -> None:
+    def _settle(self, handle: Handle, operation: LiteralString) -> None:
         self._wait_for_disk(handle)
         _point(operation, "synced")
 
-    def _wait_for_disk(self, handle: _Handle) -> None:
+    def _wait_for_disk(self, handle: Handle) -> None:
         if self.durability != "power":
             return
         try:
@@ -349,13 +332,13 @@ class Database:
             self.fail(str(error))
             raise
 
-    def _checkpoint_due(self, handle: _Handle) -> bool:
+    def _checkpoint_due(self, handle: Handle) -> bool:
         return (
             self.host.random.random() * self.checkpoint_commits < 1
             or handle.log.log_bytes() - handle.log_bytes > LOG_GROWTH_BYTES
         )
 
-    def _checkpoint(self, handle: _Handle) -> None:
+    def _checkpoint(self, handle: Handle) -> None:
         """Move the log into the database, under the turnstile and with SQLite's writer lock.
 
         FULL takes that lock before it reads the log's header; PASSIVE does not, and can then mark
@@ -389,22 +372,32 @@ class Database:
 
     # Opening.
 
-    def _handle(self) -> _Handle:
-        """Return this thread's handle, opened if need be."""
-        handle: _Handle | None = getattr(self._local, "handle", None)
+    @contextmanager
+    def _using(self) -> Iterator[Handle]:
+        """Give this thread's handle, opened if need be, and keep it from being closed meanwhile."""
+        while True:
+            handle = self._handle()
+            with handle.in_use:
+                if handle.is_open:  # Else a fork closed it in between.
+                    yield handle
+                    return
+
+    def _handle(self) -> Handle:
         if self.path in _failed:
             raise StorageFailed(f"{self.path} is stopped: {_failed[self.path]}")
         if self._dead:
             raise StorageFailed(f"this queue object is stopped: {self._dead}")
         if self._closed:
             raise ValueError(f"the queue on {self.path} is closed")
-        if handle is None or handle.pid != os.getpid():
-            handle = self._local.handle = self._open()
+        handle: Handle | None = getattr(self._local, "handle", None)
+        if handle is None or not handle.is_open:
+            with kept.opening:
+                handle = self._local.handle = self._open()
             with self.guard:
                 self._handles.add(handle)
         return handle
 
-    def _open(self) -> _Handle:
+    def _open(self) -> Handle:
         barrier.check_not_failed(self.path)
         connection = self._connect()
         try:
@@ -418,9 +411,14 @@ class Database:
             connection.close()
             self._raise_known(error)
             raise
-        return _Handle(connection, turnstile, log)
+        return Handle(self.path, connection, turnstile, log)
 
     def _connect(self) -> sqlite3.Connection:
+        if self.path in kept.inherited:
+            raise FileRefused(
+                f"{self.path}: this process was forked in the middle of a transaction on it: "
+                "fork outside of transactions, or start processes by spawn"
+            )
         try:
             return self.host.connect(self.path)
         except sqlite3.Error as error:
@@ -629,21 +627,6 @@ def _statements(script: str) -> Iterator[str]:
 def _primary_code(error: sqlite3.Error) -> int:
     code = getattr(error, "sqlite_errorcode", None)
     return (code or 0) & 0xFF
-
-
-def _close_parts(connection: sqlite3.Connection, turnstile: Turnstile, log: Barrier) -> None:
-    connection.close()
-    turnstile.close()
-    log.close()
-
-
-def _make_immortal(connection: sqlite3.Connection) -> None:
-    """Keep the connection from ever being closed, also at the end of the process.
-
-    In a forked child closing would meet the parent's file; after a disk failure the last close
-    would copy frames into the database that nobody has verified.
-    """
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
 
 
 def _forget_in_child() -> None:
