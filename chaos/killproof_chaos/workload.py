@@ -29,6 +29,10 @@ OPTIONS: Final = frozenset(
 )
 #: A job that is enqueued twice with its key, or cancelled, must still wait when that comes.
 WAITING_MS: Final = 1_200
+#: A maintenance job reaps now and then; a target that cannot is not asked.
+REAP_EVERY: Final = 40
+#: In place of a length: the payload is the user's.
+USERS_BODY: Final = -1
 #: UTF-8 of one to four bytes, so that a payload's length in characters is not its length in bytes.
 LETTERS: Final = "abcdefghijklmnopqrstuvwxyz äöüßéñçø 日本語中文한국 Ωλжщ 🙂🚀"
 
@@ -49,12 +53,13 @@ class Job:
     max_attempts: int = 5
     script: tuple[str, ...] = ("ok",)  #: one word for each attempt; the last repeats
     sink: str = "log"
-    body_bytes: int = 0  #: length of the text that fills the payload
-    body: Any = None  #: the user's payload
+    body_bytes: int = USERS_BODY  #: length of the text that fills the payload
+    body: Any = None  #: the user's payload, where there is one
 
     def payload(self) -> dict[str, Any]:
         """Return what the handler gets."""
-        body = self.body if self.body is not None else text_of(self.id, self.body_bytes)
+        users = self.body_bytes == USERS_BODY
+        body = self.body if users else text_of(self.id, self.body_bytes)
         return {"id": self.id, "script": list(self.script), "sink": self.sink, "body": body}
 
     def options(self) -> dict[str, Any]:
@@ -78,7 +83,7 @@ class Job:
 class Operation:
     """One thing that a producer does."""
 
-    f: str  #: enqueue, cancel or replay
+    f: str  #: enqueue, cancel, replay or reap
     at_ms: int  #: due so long after the start of the run
     job: Job | None = None  #: to enqueue
     of: str | None = None  #: harness id of the job to cancel or replay
@@ -138,6 +143,8 @@ def make(
         job = _users(jobs, number, name, source, trouble) if jobs else _mixed(name, source, trouble)
         operations = lists[number % producers]
         operations.append(Operation(f="enqueue", at_ms=at_ms, job=job))
+        if number % REAP_EVERY == 0:
+            operations.append(Operation(f="reap", at_ms=at_ms))
         operations.extend(_follow(job, at_ms, source))
     for operations in lists:
         operations.sort(key=lambda operation: operation.at_ms)
@@ -198,7 +205,7 @@ def _script(source: random.Random, trouble: bool) -> tuple[str, ...]:
         (10, ("exit", work)),
         (8, ("abort", work)),
         (2, ("exit",)),
-        (7, ("hang:0.9", work)),
+        (7, ("hang:1.6", work)),
         (8, ("unjsonable", work)),
     )
     return source.choices([s for _, s in scripts], weights=[w for w, _ in scripts])[0]
@@ -220,7 +227,7 @@ def _users(
         max_attempts=row.get("max_attempts", source.choice((3, 4, 5))),
         script=tuple(script) if script else _script(source, trouble),
         sink=row.get("sink", source.choices(SINKS, weights=(60, 25, 15))[0]),
-        body={} if row["payload"] is None else row["payload"],
+        body=row["payload"],
     )
 
 

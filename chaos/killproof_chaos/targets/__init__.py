@@ -1,1 +1,47 @@
-"""The queues that can be judged by name."""
+"""The queues that the harness can judge by name; any other comes as a module or a file."""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from killproof_evidence.target import Target, load_target
+
+
+def _killproof() -> Target:
+    from killproof_chaos.targets.killproof_adapter import KillproofTarget
+
+    return KillproofTarget()
+
+
+def _minimal() -> Target:
+    from killproof_chaos.targets.minimal_adapter import MinimalTarget
+    from killproof_chaos.targets.minimal_queue import MinimalQueue
+
+    return MinimalTarget("minimal", MinimalQueue)
+
+
+def _gallery(name: str) -> Callable[[], Target]:
+    def make() -> Target:
+        from killproof_chaos.gallery import adapter
+
+        return adapter.target(name)
+
+    return make
+
+
+#: Factories, so that choosing one target imports no other.
+BUILTIN: Final[Mapping[str, Callable[[], Target]]] = {
+    "killproof": _killproof,
+    "minimal": _minimal,
+} | {
+    name: _gallery(name)
+    for name in ("deletes-at-claim", "ack-without-fence", "attempt-not-counted")
+}
+
+
+def load(name: str) -> Target:
+    """Find a target by its built-in name, `package.module:attribute`, or `path.py`.
+
+    Raises:
+        TargetNotFound: there is none; the message says what names are possible.
+    """
+    return load_target(name, BUILTIN)

@@ -1,0 +1,184 @@
+"""The obligation manifest: what a run must have hit before its silence means anything.
+
+Declared before the run, from the chosen nemeses and from what the target can show; compared
+afterwards with what the records say. A cell is `nemesis@phase`; a *sometimes* is a sentence about
+something rare that must have happened at least once. A missed one makes the verdict `unknown`:
+a campaign that never stopped a worker inside an ack has not shown that this is harmless.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
+
+from killproof_chaos.engines.roles import REPEATS
+from killproof_chaos.phases import PHASES
+from killproof_chaos.plan import Options
+from killproof_evidence.store import Store
+from killproof_evidence.target import Target
+
+KILLS: Final = frozenset({"kill", "producer-kill"})
+REFUSABLE: Final = frozenset({"ack", "nack", "extend", "release", "snooze"})
+
+REDELIVERED: Final = "a job whose worker was killed was delivered again"
+RECOVERED: Final = "the file was recovered from a log that was not empty"
+EXPIRED: Final = "a lease ran out under a stopped worker"
+REFUSED: Final = "a stale outcome was refused"
+STOPPED: Final = "a worker was asked to stop and ended in order"
+RELEASED: Final = "a stopping worker gave back the job in its hand"
+DEAD: Final = "a job was dead-lettered"
+CRASHED: Final = "a handler took its worker with it"
+OVERTIME: Final = "a handler hung"
+UNJSONABLE: Final = "a handler returned what JSON cannot hold"
+WAITED: Final = "an operation waited for a foreign program's write lock"
+OUTLASTED: Final = "a foreign program held the write lock for longer than a lease"
+REPEATED: Final = "the HTTP sink was asked again for a key that it had applied"
+
+#: Each sometimes, and the nemeses that must all have been chosen for it to be obliged.
+SOMETIMES: Final = (
+    (REDELIVERED, ("kill",)),
+    (RECOVERED, ("kill",)),
+    (EXPIRED, ("pause",)),
+    (REFUSED, ("pause",)),
+    (STOPPED, ("term",)),
+    (RELEASED, ("term",)),
+    (DEAD, ("handler",)),
+    (CRASHED, ("handler",)),
+    (OVERTIME, ("handler",)),
+    (UNJSONABLE, ("handler",)),
+    (WAITED, ("lock",)),
+    (OUTLASTED, ("lock",)),
+    (REPEATED, ("kill", "pause", "handler")),
+)
+
+
+def phases_of(target: Target) -> tuple[str, ...]:
+    """Return the phases that the target announces, in the order of the manifest."""
+    points: frozenset[str] = getattr(target, "sync_points", frozenset())
+    return tuple(phase for phase in PHASES if phase in points)
+
+
+def obliged(target: Target, options: Options) -> list[str]:
+    """Return what the run must hit; a pure function of what is known before it."""
+    cells = [
+        f"{nemesis}@{phase}"
+        for nemesis in ("kill", "pause")
+        if nemesis in options.nemeses
+        for phase in phases_of(target)
+    ]
+    sometimes = [
+        sentence
+        for sentence, nemeses in SOMETIMES
+        if set(nemeses) <= set(options.nemeses) and _can_show(target, sentence)
+    ]
+    return cells + sometimes
+
+
+def _can_show(target: Target, sentence: str) -> bool:
+    """Say whether the target has what the sentence is about, and evidence for it."""
+    points: frozenset[str] = getattr(target, "sync_points", frozenset())
+    if sentence == RELEASED:
+        return any(point.startswith("release.") for point in points)
+    if sentence in {REFUSED, WAITED}:
+        return bool(points)  # A worker in another language keeps no history.
+    if sentence in {EXPIRED, REDELIVERED, DEAD}:
+        return target.audit is not None
+    return True
+
+
+def hit(store: Store) -> list[str]:
+    """Return every cell and every sometimes that the records of the run show."""
+    faults = [record for _, record in store.read(store.nemesis) if record is not None]
+    found = {f"{_nemesis(fault)}@{fault['phase']}" for fault in faults if fault.get("phase")}
+    facts = _Facts(store, faults)
+    return sorted(found) + [sentence for sentence, shown in SHOWN if shown(facts)]
+
+
+def _nemesis(fault: dict[str, Any]) -> str:
+    return "kill" if fault["fault"] in KILLS else str(fault["fault"])
+
+
+class _Facts:
+    """What the sentences are looked up in, read once."""
+
+    def __init__(self, store: Store, faults: list[dict[str, Any]]) -> None:
+        self.faults = faults
+        self.changes = [record for _, record in store.read(store.audit) if record is not None]
+        self.history = [record for path in store.history_files() for record in _read(store, path)]
+        self.effects = [record for path in store.effect_files() for record in _read(store, path)]
+        self.repeats = [record for _, record in store.read(store.path / REPEATS)]
+        self.exited = {record["pid"] for record in self.history if record["f"] == "exit"}
+        lease_ms = store.read_contract().parameters.get("lease_ms", 0)
+        self.lease_ns = lease_ms * 1_000_000
+
+    def of(self, *faults: str) -> Iterator[dict[str, Any]]:
+        """Yield the faults of these names."""
+        return (fault for fault in self.faults if fault["fault"] in faults)
+
+    def claims(self) -> Iterator[dict[str, Any]]:
+        """Yield the acknowledged claims that got a job."""
+        for record in self.history:
+            if record["f"] == "claim" and record["type"] == "ok" and "job" in record:
+                yield record
+
+    def taken_back(self, pids: Iterable[int]) -> bool:
+        """Say whether a job that one of these processes claimed was claimed again."""
+        wanted = set(pids)
+        held = {(str(r["job"]), r.get("fence")) for r in self.claims() if r["pid"] in wanted}
+        latest: dict[str, int] = {}
+        for change in self.changes:
+            if change["new"] == "leased" and change["fence"] is not None:
+                latest[str(change["job"])] = change["fence"]
+        return any(fence is not None and latest.get(job, 0) > fence for job, fence in held)
+
+
+def _read(store: Store, path: Any) -> Iterator[dict[str, Any]]:
+    return (record for _, record in store.read(path) if record is not None)
+
+
+def _outcomes(facts: _Facts, word: str) -> bool:
+    return any(str(record.get("outcome", "")).startswith(word) for record in facts.effects)
+
+
+def _hung(facts: _Facts) -> bool:
+    """Some attempt was told to hang; who interrupts it leaves no word of its own in the log."""
+    scripts = {
+        record["value"]["id"]: record["value"]["script"]
+        for record in facts.history
+        if record["f"] == "enqueue" and record["type"] == "invoke"
+    }
+    for record in facts.effects:
+        script = scripts.get(record["job"])
+        if script and record["what"] == "start" and record["attempt"]:
+            word = script[min(record["attempt"], len(script)) - 1]
+            if word.startswith("hang"):
+                return True
+    return False
+
+
+def _waited(facts: _Facts) -> bool:
+    """Some operation began before a foreign program gave the lock back, and ended after."""
+    begun: dict[tuple[int, int], int] = {}
+    spans = []
+    for record in facts.history:
+        key = (record["pid"], record["n"])
+        if record["type"] == "invoke":
+            begun[key] = record["t"]
+        elif key in begun:
+            spans.append((begun[key], record["t"]))
+    return any(start < lock["t_end"] <= end for lock in facts.of("lock") for start, end in spans)
+
+
+SHOWN: Final[tuple[tuple[str, Callable[[_Facts], bool]], ...]] = (
+    (REDELIVERED, lambda f: f.taken_back(x["pid"] for x in f.of("kill"))),
+    (RECOVERED, lambda f: any(x["wal_bytes"] > 0 for x in f.of("kill-all"))),
+    (EXPIRED, lambda f: f.taken_back(x["pid"] for x in f.of("pause"))),
+    (REFUSED, lambda f: any(r["f"] in REFUSABLE and r["type"] == "fail" for r in f.history)),
+    (STOPPED, lambda f: any(x["pid"] in f.exited for x in f.of("term"))),
+    (RELEASED, lambda f: any(r["f"] == "release" and r["type"] == "ok" for r in f.history)),
+    (DEAD, lambda f: any(change["new"] == "dead" for change in f.changes)),
+    (CRASHED, lambda f: any(f.of("handler-exit", "handler-abort"))),
+    (OVERTIME, _hung),
+    (UNJSONABLE, lambda f: _outcomes(f, "unjsonable")),
+    (WAITED, _waited),
+    (OUTLASTED, lambda f: any(x["t_end"] - x["t"] > f.lease_ns for x in f.of("lock"))),
+    (REPEATED, lambda f: bool(f.repeats)),
+)

@@ -1,0 +1,207 @@
+"""The processes of a run, as the supervisor sees them: born by the warm server, ended by a signal.
+
+A signal goes through a pidfd, so it can only reach the process that it was meant for, never one
+that got its number later. Every end is told by the server with its wait status.
+"""
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from killproof_chaos.phases import Board
+from killproof_evidence.store import Store
+
+#: The server imports the target and all it needs; on a busy machine that takes seconds.
+WARM_SECONDS_MAX: Final = 60.0
+STATE_SECONDS_MAX: Final = 2.0
+
+State = Literal["starting", "running", "stopped", "dying", "ended"]
+
+
+class EngineFailed(RuntimeError):
+    """The harness itself could not do its work; no verdict on the queue follows from it."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Process:
+    """One life of one process."""
+
+    base: str  #: such as w3
+    name: str  #: such as w3.2: its second life
+    role: str
+    slot: int
+    born_ns: int
+    pid: int = 0
+    pidfd: int = -1
+    state: State = "starting"
+    status: int | None = None  #: as waitpid told it
+    told_stop_ns: int = 0  #: when it was sent SIGTERM; 0: never
+    doom: dict[str, Any] = field(default_factory=dict)  #: the record of the kill under way
+
+    def send(self, signum: signal.Signals) -> bool:
+        """Send a signal to this very process; False when it has ended already."""
+        try:
+            signal.pidfd_send_signal(self.pidfd, signum)
+        except ProcessLookupError:
+            return False
+        return True
+
+
+class Crew:
+    """Starts, watches and ends the processes; every method is called by the supervisor's loop."""
+
+    def __init__(self, store: Store, place: Path, target: str, board: Board) -> None:
+        """Start the warm server for this target; `warm` waits until it is ready."""
+        self.board = board
+        self.alive: dict[int, Process] = {}
+        self._store = store
+        self._lives: dict[str, int] = {}
+        self._slots: dict[str, int] = {}
+        self._waiting: dict[int, Process] = {}
+        self._number = 0
+        self._buffer = b""
+        self._logs = store.path / "logs"
+        self._logs.mkdir(exist_ok=True)
+        self.environment = {
+            "KILLPROOF_STORE": str(store.path),
+            "KILLPROOF_EFFECTS": str(store.effects),
+            "KILLPROOF_BOARD": str(board.path),
+            "KILLPROOF_SYNC": "killproof_chaos.hook:hook",
+        }
+        self._channel, theirs = socket.socketpair()
+        words = [str(theirs.fileno()), str(os.getpid()), target, str(store.path), str(place)]
+        with theirs, open(self._logs / "server.log", "ab") as log:
+            self._server = subprocess.Popen(
+                [sys.executable, "-m", "killproof_chaos.engines.warm", *words],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        self.warm = False
+
+    @property
+    def server_pid(self) -> int:
+        """The process that is the parent of all others."""
+        return self._server.pid
+
+    def wait_until_warm(self) -> None:
+        """Wait for the server's imports.
+
+        Raises:
+            EngineFailed: it ended, or did not get ready in time.
+        """
+        deadline = time.monotonic() + WARM_SECONDS_MAX
+        while not self.warm:
+            self.poll(0.1)
+            if time.monotonic() > deadline:
+                raise EngineFailed(f"the server is not ready after {WARM_SECONDS_MAX:g} s")
+
+    def spawn(self, base: str, role: str, **rest: Any) -> Process:
+        """Ask the server for a process; it is `running` once it has opened the queue."""
+        life = self._lives[base] = self._lives.get(base, 0) + 1
+        slot = self._slots.setdefault(base, len(self._slots))
+        process = Process(
+            base=base, name=f"{base}.{life}", role=role, slot=slot, born_ns=time.monotonic_ns()
+        )
+        self.board.clear(slot)
+        self._number += 1
+        self._waiting[self._number] = process
+        environment = self.environment | {
+            "KILLPROOF_PROCESS": process.name,
+            "KILLPROOF_SLOT": str(slot),
+        }
+        request = {
+            "number": self._number,
+            "role": role,
+            "environment": environment,
+            "log": str(self._logs / f"{base}.log"),
+            "rest": rest,
+        }
+        try:
+            self._channel.sendall(json.dumps(request).encode() + b"\n")
+        except OSError as error:
+            raise EngineFailed(f"the server is gone: {error}; see {self._logs}") from error
+        return process
+
+    def poll(self, seconds: float) -> list[Process]:
+        """Wait at most so long for news; return the processes that have ended."""
+        ended: list[Process] = []
+        for record in self._records(seconds):
+            if "warm" in record:
+                self.warm = True
+            elif "spawned" in record:
+                process = self._waiting.pop(record["spawned"])
+                process.pid = record["pid"]
+                process.pidfd = os.pidfd_open(process.pid)
+                self.alive[process.pid] = process
+            else:
+                process = self.alive.pop(record["ended"])
+                os.close(process.pidfd)
+                process.state, process.status = "ended", record["status"]
+                ended.append(process)
+        for process in self.alive.values():
+            if process.state == "starting" and self.board.is_ready(process.slot, process.pid):
+                process.state = "running"
+        return ended
+
+    @property
+    def all_born(self) -> bool:
+        """Say whether every process that was asked for exists."""
+        return not self._waiting
+
+    def of_role(self, *roles: str) -> list[Process]:
+        """Return the living processes of these roles, in the order of their names."""
+        found = [process for process in self.alive.values() if process.role in roles]
+        return sorted(found, key=lambda process: process.slot)
+
+    def close(self) -> None:
+        """End the server and with it, by the kernel, every process that is left."""
+        self._channel.close()
+        if self._server.poll() is None:
+            self._server.kill()
+        self._server.wait()
+        for process in self.alive.values():
+            os.close(process.pidfd)
+        self.alive.clear()
+
+    def _records(self, seconds: float) -> Iterator[dict[str, Any]]:
+        readable, _, _ = select.select([self._channel], [], [], seconds)
+        if not readable:
+            return
+        data = self._channel.recv(1 << 20)
+        if not data:
+            raise EngineFailed(f"the server ended; see {self._logs / 'server.log'}")
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        yield from map(json.loads, lines)
+
+
+def kernel_state(pid: int) -> str:
+    """Return the letter that the kernel shows for a process: R, S, D, T (stopped), Z, or ""."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0].decode()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def wait_for_kernel_state(pid: int, wanted: bool) -> bool:
+    """Wait until the process is stopped (or, with False, no longer is); False: it never was."""
+    deadline = time.monotonic() + STATE_SECONDS_MAX
+    while time.monotonic() < deadline:
+        letter = kernel_state(pid)
+        if letter in ("", "Z"):
+            return False
+        if (letter == "T") == wanted:
+            return True
+        time.sleep(0.0002)
+    return False

@@ -1,0 +1,347 @@
+"""The engine `proc`: real producers and workers on a real file, really killed, then judged.
+
+Two phases. Chaos: the plan's faults are made until all have hit, for at least the seconds asked
+for and at most three times that. Then heal: no more faults, everybody goes on, the producers
+stop, and the queue must come to rest by itself before a deadline. Only then do the workers get
+SIGTERM, and when the last process has ended the database is copied and read.
+
+The supervisor is one loop in one thread. It never opens the database while anybody works on it:
+it sees sizes and locks through the kernel, and counts through a process of its own.
+"""
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from killproof_chaos import coverage, targets
+from killproof_chaos.engines.crew import Crew, EngineFailed, Process
+from killproof_chaos.engines.finish import finish, prepare
+from killproof_chaos.engines.roles import read_whole
+from killproof_chaos.engines.starvation import StarvationWatch
+from killproof_chaos.nemesis import Nemesis
+from killproof_chaos.phases import Board
+from killproof_chaos.plan import STRETCH, Options, Plan
+from killproof_evidence.contract import TERMINAL
+from killproof_evidence.store import Store
+from killproof_evidence.target import Target
+
+#: How long the loop waits for news; an armed process stands still for half of it on average.
+TURN_SECONDS: Final = 0.001
+SAMPLE_SECONDS: Final = 0.25
+SHOW_SECONDS: Final = 0.1
+SINK_SECONDS_MAX: Final = 10.0
+#: The queue must come to rest within the time of the run again, but not less than this.
+DRAIN_SECONDS_MIN: Final = 8.0
+#: Counts must be the same in so many looks of the observer, a tenth of a second apart.
+STABLE_LOOKS: Final = 3
+STOP_SECONDS_MAX: Final = 15.0
+#: A worker that cannot even start will not start the next time either.
+DEATHS_MAX: Final = 40
+
+Phase = Literal["starting", "chaos", "drain", "stop", "judge"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What the display is told ten times a second."""
+
+    phase: Phase
+    elapsed: float  #: seconds since the start of the chaos
+    kills: int
+    pauses: int
+    terms: int
+    locks: int
+    cells: int  #: distinct nemesis@phase that were hit
+    enqueued: int
+    workers: int  #: alive
+    counts: dict[str, int]  #: jobs by state, while draining
+
+
+Show = Callable[[Progress], None]
+
+
+class Engine:
+    """One run, from an empty store to the evidence in it."""
+
+    def __init__(self, options: Options, plan: Plan, store: Store, show: Show) -> None:
+        """Prepare the run; nothing is started yet."""
+        self._options = options
+        self._plan = plan
+        self._store = store
+        self._show = show
+        self._target: Target = targets.load(options.target)
+        self._place = store.path / "place"
+        self._database = self._place / getattr(self._target, "database", "queue.db")
+        self._finishing = False
+        self._problems: list[str] = []
+        self._deaths = 0
+        self._next_sample = 0.0
+        self._next_show = 0.0
+        self._start_ns = 0
+        self._phase: Phase = "starting"
+        self._counts: dict[str, int] = {}
+
+    def run(self) -> dict[str, Any]:
+        """Run to the end and write the evidence; return run.json.
+
+        Raises:
+            EngineFailed: the harness itself could not do its work.
+        """
+        started = time.time()
+        obliged = coverage.obliged(self._target, self._options)
+        prepare(self._target, self._place, self._database, self._plan)
+        self._store.write_contract(self._target.contract)
+        self._plan.write(self._store.plan)
+        self._nemesis_log = self._store.writer(self._store.nemesis)
+        self._samples = self._store.writer(self._store.samples)
+        board = Board(self._store.path / "phases.bin")
+        self._crew = Crew(self._store, self._place, self._options.target, board)
+        interrupted = drained = False
+        reason = ""
+        try:
+            self._start()
+            watch = StarvationWatch(self._nemesis_log)
+            try:
+                self._chaos()
+                drained, reason = self._drain()
+            except KeyboardInterrupt:
+                interrupted = True
+                self._nemesis.heal()
+            self._stop(STOP_SECONDS_MAX if not interrupted else STOP_SECONDS_MAX / 5)
+            starved = watch.stop()
+        finally:
+            self._crew.close()
+            board.close()
+        self._tell("judge", force=True)
+        return finish(
+            self._target,
+            self._store,
+            self._place,
+            self._database,
+            {
+                "target": self._target.name,
+                "engine": "proc",
+                "seed": self._options.seed,
+                "argv": self._options.argv(),
+                "started": started,
+                "ended": time.time(),
+                "chosen_nemeses": list(self._options.nemeses),
+                "obligations": {"obliged": obliged},
+                "drained": drained,
+                "not_drained_because": reason,
+                "interrupted": interrupted,
+                "problems": self._problems,
+                "hits": dict(self._nemesis.hits),
+                "replay": f"killproof chaos replay {self._options.token()}",
+                "broken": self._target.broken,
+            }
+            | starved,
+        )
+
+    # --- The phases of a run.
+
+    def _start(self) -> None:
+        self._crew.wait_until_warm()
+        self._crew.spawn("sink", "sink", told="sink.json")
+        deadline = time.monotonic() + SINK_SECONDS_MAX
+        while (told := read_whole(self._place / "sink.json")) is None:
+            self._turn(0.01)
+            if time.monotonic() > deadline:
+                raise EngineFailed("the HTTP sink did not start")
+        self._crew.environment["KILLPROOF_SINK"] = told["url"]
+        lease_ms = self._target.contract.parameters.get("lease_ms", 500)
+        self._nemesis = Nemesis(
+            self._crew,
+            self._nemesis_log,
+            self._plan.faults,
+            database=self._database,
+            lease_ms=lease_ms,
+            blind=not coverage.phases_of(self._target),
+        )
+        self._start_ns = time.monotonic_ns()
+        for name in self._plan.workers:
+            self._crew.spawn(name, "worker")
+        for name in self._plan.producers:
+            self._spawn_producer(name)
+
+    def _chaos(self) -> None:
+        self._phase = "chaos"
+        options = self._options
+        source = random.Random(f"more {options.seed}")
+        asked = {"kill": options.kills, "pause": options.pauses}
+        while (elapsed := self._elapsed()) < options.seconds * STRETCH:
+            missing = [
+                fault
+                for fault, count in asked.items()
+                if fault in options.nemeses and self._nemesis.hits[fault] < count
+            ]
+            if self._nemesis.exhausted:
+                if not missing and elapsed >= options.seconds:
+                    return
+                for fault in missing:
+                    self._nemesis.add_random(fault, int(elapsed * 1_000), source.random())
+            self._turn()
+            self._nemesis.step(int(elapsed * 1_000))
+
+    def _drain(self) -> tuple[bool, str]:
+        """Let the queue come to rest; return whether it did, and why not."""
+        self._phase = "drain"
+        self._nemesis.heal()
+        for process in self._crew.of_role("producer"):
+            self._send_stop(process)
+        mapping = self._target.audit
+        if mapping is None:
+            return self._drain_blindly()
+        self._crew.spawn(
+            "observer", "observer", database=self._database.name,
+            table=mapping.table, state=mapping.state, told="counts.json",
+        )  # fmt: skip
+        deadline = time.monotonic() + max(DRAIN_SECONDS_MIN, self._options.seconds)
+        seen, stable, reason = 0, 0, "nothing was counted"
+        counts: dict[str, int] = {}
+        while time.monotonic() < deadline:
+            self._turn()
+            self._nemesis.step(0)
+            look = read_whole(self._place / "counts.json")
+            if look is None or look["number"] == seen:
+                continue
+            seen = look["number"]
+            words = {mapping.states.get(k, k): v for k, v in look["counts"].items()}
+            stable = stable + 1 if words == counts else 0
+            self._counts = counts = words
+            live = sum(n for state, n in counts.items() if state not in TERMINAL)
+            total = sum(counts.values())
+            reason = f"{live} jobs were still alive" if live else ""
+            if total != look["inserted"]:
+                reason = f"{look['inserted']} jobs were enqueued and {total} are there"
+            if not reason and stable >= STABLE_LOOKS and not self._crew.of_role("producer"):
+                return True, ""
+        return False, reason or "the counts did not come to rest"
+
+    def _drain_blindly(self) -> tuple[bool, str]:
+        """Wait for a target that tells nothing: until the effect log has been silent for long."""
+        deadline = time.monotonic() + max(DRAIN_SECONDS_MIN, self._options.seconds)
+        size, since = -1, time.monotonic()
+        while time.monotonic() < deadline:
+            self._turn()
+            self._nemesis.step(0)
+            now = sum(path.stat().st_size for path in self._store.effects.glob("*.jsonl"))
+            if now != size:
+                size, since = now, time.monotonic()
+            if time.monotonic() - since > DRAIN_SECONDS_MIN / 4:
+                return True, ""
+        return False, "handlers were still being called"
+
+    def _stop(self, seconds: float) -> None:
+        """Ask everybody to end in order; kill what does not, and say so."""
+        self._phase = "stop"
+        self._finishing = True
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            self._turn()
+            self._nemesis.step(0)
+            working = self._crew.of_role("worker", "producer", "lock")
+            rest = self._crew.of_role("observer", "sink")
+            for process in working or rest:
+                if process.state == "running" or process.role not in ("worker", "producer"):
+                    self._send_stop(process)
+            if not working and not rest and self._crew.all_born:
+                return
+        for process in self._crew.of_role("worker", "producer"):
+            self._problems.append(f"{process.name} did not end within {seconds:g} s of SIGTERM")
+            if process.state in ("running", "stopped"):
+                self._nemesis.kill(process, "")
+        deadline = time.monotonic() + 2
+        while self._crew.of_role("worker", "producer") and time.monotonic() < deadline:
+            self._turn()
+
+    # --- One turn of the loop.
+
+    def _turn(self, seconds: float = TURN_SECONDS) -> None:
+        for process in self._crew.poll(seconds):
+            self._on_end(process)
+        now = time.monotonic()
+        if now >= self._next_sample and self._start_ns:
+            self._next_sample = now + SAMPLE_SECONDS
+            self._sample()
+        if now >= self._next_show:
+            self._next_show = now + SHOW_SECONDS
+            self._tell(self._phase)
+
+    def _on_end(self, process: Process) -> None:
+        if process.role not in ("worker", "producer"):
+            return
+        if not self._nemesis.on_end(process):
+            self._deaths += 1
+            self._problems.append(f"{process.name} ended with status {process.status}, unasked")
+            if self._deaths > DEATHS_MAX:
+                logs = self._store.path / "logs" / f"{process.base}.log"
+                raise EngineFailed(f"processes end by themselves again and again; see {logs}")
+        if self._finishing:
+            return
+        if process.role == "worker":
+            self._crew.spawn(process.base, "worker")
+        elif not self._nemesis.healed:
+            if not process.told_stop_ns and process.status == 0:
+                return  # It has done all of its list.
+            self._spawn_producer(process.base)
+
+    def _spawn_producer(self, name: str) -> None:
+        self._crew.spawn(name, "producer", name=name, start_ns=self._start_ns)
+
+    def _send_stop(self, process: Process) -> None:
+        if not process.told_stop_ns and process.pid:
+            if process.role in ("worker", "producer"):
+                if process.state == "running":
+                    self._nemesis.term(process, self._crew.board.phase(process.slot))
+            else:
+                process.told_stop_ns = time.monotonic_ns()
+                process.send(signal.SIGTERM)
+
+    def _elapsed(self) -> float:
+        return (time.monotonic_ns() - self._start_ns) / 1e9
+
+    def _sample(self) -> None:
+        files, threads = 0, 0
+        for process in self._crew.of_role("worker"):
+            try:
+                files = max(files, len(os.listdir(f"/proc/{process.pid}/fd")))
+                threads = max(threads, len(os.listdir(f"/proc/{process.pid}/task")))
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                continue  # It has just been killed.
+        try:
+            wal_bytes = os.stat(f"{self._database}-wal").st_size
+        except FileNotFoundError:
+            wal_bytes = 0
+        self._samples.append(
+            {
+                "t": time.monotonic_ns(),
+                "wal_bytes": wal_bytes,
+                "open_files": files,
+                "threads": threads,
+            }
+        )
+
+    def _tell(self, phase: Phase, *, force: bool = False) -> None:
+        if not self._start_ns and not force:
+            return
+        crew, hits = self._crew, self._nemesis.hits
+        slots = [process.slot for process in crew.of_role("producer")]
+        self._show(
+            Progress(
+                phase=phase,
+                elapsed=self._elapsed(),
+                kills=hits["kill"],
+                pauses=hits["pause"],
+                terms=hits["term"],
+                locks=hits["lock"],
+                cells=len(self._nemesis.cells),
+                enqueued=0 if phase == "judge" else sum(map(crew.board.progress, slots)),
+                workers=len(crew.of_role("worker")),
+                counts=self._counts,
+            )
+        )

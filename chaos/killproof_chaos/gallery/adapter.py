@@ -1,0 +1,24 @@
+"""Turns each broken queue of the gallery into a target of the harness."""
+
+from typing import Final
+
+from killproof_chaos.gallery import (
+    Fault,
+    ack_without_fence,
+    attempt_not_counted,
+    deletes_at_claim,
+)
+from killproof_chaos.targets.minimal_adapter import MinimalTarget
+from killproof_chaos.targets.minimal_queue import MinimalQueue
+
+QUEUES: Final[tuple[tuple[Fault, type[MinimalQueue]], ...]] = (
+    (deletes_at_claim.FAULT, deletes_at_claim.DeletesAtClaim),
+    (ack_without_fence.FAULT, ack_without_fence.AckWithoutFence),
+    (attempt_not_counted.FAULT, attempt_not_counted.AttemptNotCounted),
+)
+
+
+def target(name: str) -> MinimalTarget:
+    """Return the broken queue of this name as a target; it promises what `minimal` promises."""
+    fault, queue = next(pair for pair in QUEUES if pair[0].name == name)
+    return MinimalTarget(name, queue, fault)

@@ -1,0 +1,401 @@
+"""The nemeses: each fault is a function with its aim, its effect asserted, and its way back.
+
+A fault counts only when its effect was seen: a kill when the wait status says SIGKILL, a pause
+when the kernel says that the process is stopped and, later, that it runs again. Where it landed
+is what shared memory says at that moment; an aimed fault waits until some process stands still
+at the phase, so it cannot miss.
+"""
+
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from killproof_chaos.engines.crew import Crew, Process, wait_for_kernel_state
+from killproof_chaos.engines.roles import read_whole
+from killproof_chaos.phases import IDLE
+from killproof_chaos.plan import Fault
+from killproof_evidence.effect import EXIT_STATUS
+from killproof_evidence.records import RecordWriter
+
+#: Three of eight workers may be stopped at once: the others must still be seen to work.
+STOPPED_SHARE_MAX: Final = 3 / 8
+#: A process without a lease has nothing to outlive; it is stopped long enough to be noticed.
+PAUSE_SHORT_MS: Final = 120
+#: Past the lease by so much that a reaper has certainly looked.
+PAUSE_BEYOND_LEASE_MS: Final = 80
+#: Operations whose process holds no lease, at every moment or until the commit.
+WITHOUT_LEASE: Final = ("enqueue.", "cancel.", "reap.", "promote.", "worker.", "checkpoint.")
+WITHOUT_LEASE_YET: Final = frozenset({"claim.begin", "claim.locked", "claim.written"})
+#: A random fault waits at most so long for a busy victim, and then takes an idle one.
+BUSY_WAIT_MS: Final = 150
+#: A worker that has worked so long on one job will still hold it when the grace time is over.
+LONG_WORK_NS: Final = 120_000_000
+#: Byte 120 of the -shm file is the lock of SQLite's one writer (WAL_WRITE_LOCK, wal.c).
+WAL_WRITE_LOCK_BYTE: Final = 120
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Pause:
+    """A process that is stopped, and when it goes on."""
+
+    process: Process
+    until_ns: int
+    record: dict[str, Any]
+    holds_lock: bool
+
+
+class Nemesis:
+    """Applies the planned faults to the crew; one step for each turn of the supervisor's loop."""
+
+    def __init__(
+        self,
+        crew: Crew,
+        log: RecordWriter,
+        faults: Sequence[Fault],
+        *,
+        database: Path,
+        lease_ms: int,
+        blind: bool,
+    ) -> None:
+        """Take the faults in their order.
+
+        Args:
+            crew: whom to strike.
+            log: the nemesis log.
+            faults: as planned.
+            database: only looked at through the kernel.
+            lease_ms: how long a pause must be to outlive a lease.
+            blind: the target has no sync points, so that every living process counts as hit.
+        """
+        self._crew = crew
+        self._board = crew.board
+        self._log = log
+        self._planned = deque(faults)
+        self._database = database
+        self._lease_ms = lease_ms
+        self._blind = blind
+        self._aims: dict[str, deque[Fault]] = {}
+        self._random: deque[Fault] = deque()
+        self._pauses: list[Pause] = []
+        self._locks: dict[str, Process] = {}
+        self._working_since: dict[int, int] = {}
+        self._driven_ns = 0
+        self.healed = False
+        self.hits = {"kill": 0, "pause": 0, "term": 0, "lock": 0}
+        self.cells: set[str] = set()
+
+    @property
+    def exhausted(self) -> bool:
+        """Say whether every planned fault has been made."""
+        waiting = self._planned or self._random or any(self._aims.values()) or self._locks
+        return not waiting and not self._pauses
+
+    def add_random(self, fault: str, elapsed_ms: int, draw: float) -> None:
+        """Plan one more: those of the plan have been made, and some of them missed."""
+        self._planned.append(Fault(fault=fault, at_ms=elapsed_ms, draw=draw))
+
+    def step(self, elapsed_ms: int) -> None:
+        """Do what is due so long after the start."""
+        self._end_pauses()
+        self._gather_locks()
+        while self._planned and self._planned[0].at_ms <= elapsed_ms:
+            self._admit(self._planned.popleft())
+        self._serve_arrivals()
+        self._drive_stops()
+        while self._random and self._strike_at_random(self._random[0], elapsed_ms):
+            self._random.popleft()
+
+    def heal(self) -> None:
+        """Make no more faults: let everybody go on, and say so in the log."""
+        self._planned.clear()
+        self._random.clear()
+        for phase in list(self._aims):
+            self._arm(phase, False)
+        self._aims.clear()
+        for pause in list(self._pauses):
+            self._resume(pause)
+        self.healed = True
+        self._write({"t": time.monotonic_ns(), "fault": "heal"})
+
+    def on_end(self, process: Process) -> bool:
+        """Account for a process that has ended; False when nothing that was done explains it."""
+        assert process.status is not None
+        self._working_since.pop(process.slot, None)
+        for pause in [p for p in self._pauses if p.process is process]:
+            self._pauses.remove(pause)  # It was killed while it stood still.
+        status = process.status
+        if process.doom:
+            killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+            if killed:
+                self._count("kill", process.doom)
+                self._write(process.doom)
+            elif process.told_stop_ns == 0:
+                return self._explains_itself(process, status)
+            return True
+        if process.told_stop_ns:
+            return os.WIFEXITED(status)
+        return self._explains_itself(process, status)
+
+    # --- Each fault.
+
+    def kill(self, process: Process, phase: str) -> bool:
+        """SIGKILL; it counts when the wait status has said so."""
+        assert process.state in ("running", "stopped"), process.state
+        assert not process.doom
+        process.doom = {
+            "t": time.monotonic_ns(),
+            "fault": "producer-kill" if process.role == "producer" else "kill",
+            "pid": process.pid,
+            "process": process.name,
+            "phase": phase,
+            "hit": self._is_hit(phase),
+            "idle_peers": self._idle_peers(process),
+            "wal_bytes": self._wal_bytes(),
+        }
+        if not process.send(signal.SIGKILL):
+            process.doom = {}
+            return False
+        process.state = "dying"
+        return True
+
+    def pause(self, process: Process, phase: str) -> bool:
+        """SIGSTOP, seen to be effective; SIGCONT follows from `step`."""
+        assert process.state == "running", process.state
+        if not process.send(signal.SIGSTOP) or not wait_for_kernel_state(process.pid, True):
+            process.send(signal.SIGCONT)
+            return False
+        now = time.monotonic_ns()
+        process.state = "stopped"
+        held = self._holds_write_lock(process.pid)
+        leased = not (phase.startswith(WITHOUT_LEASE) or phase in WITHOUT_LEASE_YET)
+        length_ms = self._lease_ms + PAUSE_BEYOND_LEASE_MS if leased else PAUSE_SHORT_MS
+        record = {
+            "t": now,
+            "fault": "pause",
+            "pid": process.pid,
+            "process": process.name,
+            "phase": phase,
+            "hit": self._is_hit(phase),
+        }
+        until_ns = now + length_ms * 1_000_000
+        pause = Pause(process=process, until_ns=until_ns, record=record, holds_lock=held)
+        self._pauses.append(pause)
+        return True
+
+    def _resume(self, pause: Pause) -> None:
+        """SIGCONT, seen to be effective; the pause counts now."""
+        assert pause.process.state in ("stopped", "dying"), pause.process.state
+        self._pauses.remove(pause)
+        pause.process.send(signal.SIGCONT)
+        now = time.monotonic_ns()
+        if pause.process.state == "stopped" and wait_for_kernel_state(pause.process.pid, False):
+            pause.process.state = "running"
+            self._count("pause", pause.record)
+        self._write(pause.record | {"t_end": now, "held_write_lock": pause.holds_lock})
+        if pause.holds_lock:
+            self._write({"t": pause.record["t"], "fault": "stall", "t_end": now, "cause": "pause"})
+
+    def term(self, process: Process, phase: str) -> None:
+        """SIGTERM: the process is asked to end in order, and P21 judges how it does."""
+        assert process.state == "running", process.state
+        process.told_stop_ns = time.monotonic_ns()
+        record = {
+            "t": process.told_stop_ns,
+            "fault": "term",
+            "pid": process.pid,
+            "process": process.name,
+            "phase": phase,
+            "hit": self._is_hit(phase),
+        }
+        if process.send(signal.SIGTERM):
+            self._count("term", record)
+            self._write(record)
+
+    def lock(self, fault: Fault) -> None:
+        """Let another program hold the write lock, longer than a lease."""
+        told = f"lock-{len(self._locks)}-{time.monotonic_ns()}.json"
+        self._locks[told] = self._crew.spawn(
+            "lock", "lock", database=self._database.name, told=told, length_ms=fault.length_ms
+        )
+
+    def kill_all(self) -> None:
+        """Kill all workers and producers at once: the next to open the file must recover it."""
+        for process in self._crew.of_role("worker", "producer"):
+            if process.state in ("running", "stopped") and not process.doom:
+                self.kill(process, self._board.phase(process.slot))
+        record = {"t": time.monotonic_ns(), "fault": "kill-all", "hit": True}
+        self._write(record | {"wal_bytes": self._wal_bytes()})
+
+    # --- Aims.
+
+    def _admit(self, fault: Fault) -> None:
+        if fault.fault == "lock":
+            self.lock(fault)
+        elif fault.phase is None:
+            self._random.append(fault)
+        else:
+            self._aims.setdefault(fault.phase, deque()).append(fault)
+            self._arm(fault.phase, True)
+
+    def _arm(self, phase: str, armed: bool) -> None:
+        for process in self._crew.of_role("worker", "producer"):
+            self._board.arm(process.slot, phase, armed)
+
+    def _serve_arrivals(self) -> None:
+        """Strike whoever stands still at a phase that is aimed at; let everybody else go on."""
+        for process in self._crew.of_role("worker", "producer"):
+            for lane, phase in self._board.arrived(process.slot):
+                aims = self._aims.get(phase)
+                if aims and process.state == "running" and self._strike(process, phase, aims[0]):
+                    aims.popleft()
+                    if not aims:
+                        self._arm(phase, False)
+                if process.state != "dying":
+                    self._board.let_go(process.slot, lane)
+
+    def _strike(self, process: Process, phase: str, fault: Fault) -> bool:
+        if fault.fault == "kill":
+            return self.kill(process, phase)
+        return self._may_pause(process) and self.pause(process, phase)
+
+    def _may_pause(self, process: Process) -> bool:
+        """Say whether enough others still work, and the lock is not held by a stopped one."""
+        if any(pause.holds_lock for pause in self._pauses):
+            return False
+        if process.told_stop_ns:
+            # Only phases of the stop itself are left to it; its grace time is judged without us.
+            return len(self._pauses) == 0
+        workers = len(self._crew.of_role("worker"))
+        return len(self._pauses) < max(1, int(workers * STOPPED_SHARE_MAX))
+
+    def _strike_at_random(self, fault: Fault, elapsed_ms: int) -> bool:
+        """Make a fault wherever the victim is; False: try again in the next turn."""
+        if fault.fault == "kill-all":
+            if self._pauses or self._locks or not self._crew.all_born:
+                return False
+            self.kill_all()
+            return True
+        roles = ("worker",) if fault.fault == "term" else ("worker", "producer")
+        victims = [
+            process
+            for process in self._crew.of_role(*roles)
+            if process.state == "running" and not process.told_stop_ns
+        ]
+        busy = [p for p in victims if self._board.phase(p.slot) not in ("", IDLE)]
+        if not busy and (not victims or elapsed_ms - fault.at_ms < BUSY_WAIT_MS):
+            return False
+        choice = busy or victims
+        process = choice[int(fault.draw * len(choice))]
+        phase = self._board.phase(process.slot)
+        if fault.fault == "kill":
+            self.kill(process, phase)
+        elif fault.fault == "term":
+            self.term(process, phase)
+        elif not self._may_pause(process) or not self.pause(process, phase):
+            return False
+        return True
+
+    def _drive_stops(self) -> None:
+        """Ask workers to stop while a phase of stopping is aimed at: nobody gets there otherwise.
+
+        A release needs a worker that will still be busy when its grace time is over.
+        """
+        now = time.monotonic_ns()
+        wanted = [phase for phase, aims in self._aims.items() if aims]
+        workers = [p for p in self._crew.of_role("worker") if p.state == "running"]
+        for process in workers:
+            if self._board.phase(process.slot) == "handler.start":
+                self._working_since.setdefault(process.slot, now)
+            else:
+                self._working_since.pop(process.slot, None)
+        releases = any(phase.startswith("release.") for phase in wanted)
+        if not releases and "worker.stop" not in wanted:
+            return
+        if any(p.told_stop_ns for p in self._crew.of_role("worker")):
+            return  # One at a time: the others must go on working.
+        for process in workers:
+            since = self._working_since.get(process.slot, now)
+            if now - since > LONG_WORK_NS or not releases:
+                self.term(process, self._board.phase(process.slot))
+                return
+
+    def _end_pauses(self) -> None:
+        now = time.monotonic_ns()
+        for pause in [p for p in self._pauses if p.until_ns <= now]:
+            self._resume(pause)
+
+    def _gather_locks(self) -> None:
+        for told, process in list(self._locks.items()):
+            record = read_whole(self._database.parent / told)
+            if record is None and process.state != "ended":
+                continue
+            del self._locks[told]
+            if record is None or not record["t_end"]:
+                continue
+            times = {"t": record["t"], "t_end": record["t_end"]}
+            lock = times | {"fault": "lock", "pid": process.pid, "phase": "locked", "hit": True}
+            self._count("lock", lock)
+            self._write(lock)
+            self._write(times | {"fault": "stall", "cause": "lock"})
+
+    # --- What was seen.
+
+    def _count(self, fault: str, record: dict[str, Any]) -> None:
+        self.hits[fault] += bool(record["hit"])
+        self.cells.add(f"{fault}@{record['phase']}")
+
+    def _explains_itself(self, process: Process, status: int) -> bool:
+        """Say whether a handler's script ended the process, and write it down."""
+        word = ""
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGABRT:
+            word = "abort"
+        elif os.WIFEXITED(status) and os.WEXITSTATUS(status) == EXIT_STATUS:
+            word = "exit"
+        fault = f"handler-{word}" if word else "died"
+        record = {"t": time.monotonic_ns(), "fault": fault, "pid": process.pid}
+        record |= {"process": process.name, "phase": self._board.phase(process.slot)}
+        self._write(record | {"hit": bool(word), "status": status})
+        return bool(word)
+
+    def _is_hit(self, phase: str) -> bool:
+        return self._blind or phase not in ("", IDLE)
+
+    def _idle_peers(self, victim: Process) -> int:
+        return sum(
+            process is not victim
+            and process.state == "running"
+            and self._board.phase(process.slot) == IDLE
+            for process in self._crew.of_role("worker")
+        )
+
+    def _wal_bytes(self) -> int:
+        """Return the log's size through the kernel; opening it here would be no observation."""
+        try:
+            return os.stat(f"{self._database}-wal").st_size
+        except FileNotFoundError:
+            return 0
+
+    def _holds_write_lock(self, pid: int) -> bool:
+        """Ask the kernel whether the process holds the lock of SQLite's one writer."""
+        try:
+            inode = os.stat(f"{self._database}-shm").st_ino
+            with open("/proc/locks", encoding="ascii") as file:
+                rows = [line.split() for line in file]
+        except FileNotFoundError:
+            return False
+        return any(
+            int(row[4]) == pid
+            and int(row[5].rpartition(":")[2]) == inode
+            and int(row[6]) <= WAL_WRITE_LOCK_BYTE
+            and (row[7] == "EOF" or int(row[7]) >= WAL_WRITE_LOCK_BYTE)
+            for row in rows
+            if len(row) == 8 and row[3] == "WRITE" and row[1] == "POSIX"
+        )
+
+    def _write(self, record: dict[str, Any]) -> None:
+        self._log.append(record)

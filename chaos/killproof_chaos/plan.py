@@ -1,0 +1,226 @@
+"""The plan of a run: everything that the seed decides, written out before anything starts.
+
+`plan.json` holds the options, each producer's operations and the list of faults, in order. A
+fault names its nemesis, when it is due and at which phase it shall hit; *which* process arrives
+there first is for the machine to say. Real processes are not deterministic: the same seed gives
+the same plan, and a plan narrows a search, but it does not repeat a schedule.
+
+A token is the options in one word, to be pasted into `killproof chaos replay`.
+"""
+
+import base64
+import json
+import random
+import zlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from killproof_chaos import workload
+
+NEMESES: Final = ("kill", "pause", "term", "handler", "lock")
+#: A run ends after so many times the seconds asked for, whatever has hit by then.
+STRETCH: Final = 3
+TERMS_PER_SECOND: Final = 0.4
+LOCKS_PER_SECOND: Final = 0.15
+#: A foreign program holds the write lock for longer than the default lease of 500 ms.
+LOCK_MS: Final = (550, 700)
+TOKEN_PREFIX: Final = "kp1-"
+
+
+class PlanInvalid(ValueError):
+    """The plan or token cannot be used; the message names the value and the remedy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the user asked for."""
+
+    target: str = "killproof"
+    workers: int = 8
+    producers: int = 2
+    seconds: float = 20.0
+    kills: int = 200
+    pauses: int = 40
+    seed: int = 1
+    nemeses: tuple[str, ...] = NEMESES
+    jobs: str | None = None  #: path of the user's jobs
+
+    def argv(self) -> list[str]:
+        """Return the command line that asks for this run."""
+        words = ["killproof", "chaos", "run", "--target", self.target, "--seed", str(self.seed)]
+        default = Options()
+        for name in ("workers", "producers", "seconds", "kills", "pauses"):
+            value = getattr(self, name)
+            if value != getattr(default, name):
+                words += [f"--{name}", f"{value:g}"]
+        if self.nemeses != default.nemeses:
+            words += ["--nemesis", ",".join(self.nemeses) or "none"]
+        if self.jobs is not None:
+            words += ["--jobs", self.jobs]
+        return words
+
+    def token(self) -> str:
+        """Return the options in one word."""
+        text = json.dumps(asdict(self), separators=(",", ":"))
+        return TOKEN_PREFIX + base64.urlsafe_b64encode(zlib.compress(text.encode())).decode()
+
+    @classmethod
+    def of_record(cls, record: dict[str, Any]) -> "Options":
+        """Read the options of a plan or token."""
+        return cls(**{**record, "nemeses": tuple(record["nemeses"])})
+
+    @classmethod
+    def of_token(cls, token: str) -> "Options":
+        """Read a token.
+
+        Raises:
+            PlanInvalid: it is no token of this version; definite.
+        """
+        try:
+            packed = base64.urlsafe_b64decode(token.removeprefix(TOKEN_PREFIX))
+            return cls.of_record(json.loads(zlib.decompress(packed)))
+        except (ValueError, TypeError, KeyError, zlib.error):
+            raise PlanInvalid(
+                f"{token[:40]!r} is neither a store nor a token: give the folder of a run, or the "
+                f"word that begins with {TOKEN_PREFIX}"
+            ) from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One planned fault."""
+
+    fault: str  #: kill, kill-all, pause, term or lock
+    at_ms: int  #: not before this time after the start
+    phase: str | None = None  #: where it shall hit; None: wherever the victim is
+    draw: float = 0.0  #: picks the victim among those that are busy, 0 to 1
+    length_ms: int = 0  #: of a lock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """All that is decided before the run."""
+
+    options: Options
+    operations: Sequence[Sequence[workload.Operation]]  #: for each producer
+    faults: Sequence[Fault] = field(default_factory=tuple)
+
+    @property
+    def workers(self) -> list[str]:
+        """Names of the worker processes."""
+        return [f"w{number}" for number in range(1, self.options.workers + 1)]
+
+    @property
+    def producers(self) -> list[str]:
+        """Names of the producer processes."""
+        return [f"p{number}" for number in range(1, self.options.producers + 1)]
+
+    def write(self, path: Path) -> None:
+        """Write plan.json, the same bytes for the same plan."""
+        record = {
+            "schema": 1,
+            "options": asdict(self.options),
+            "processes": self.workers + self.producers,
+            "faults": [
+                {name: value for name, value in asdict(fault).items() if value not in (None, 0)}
+                for fault in self.faults
+            ],
+            "operations": {
+                name: [operation.record() for operation in operations]
+                for name, operations in zip(self.producers, self.operations, strict=True)
+            },
+        }
+        text = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
+        path.write_text(text + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> "Plan":
+        """Read plan.json.
+
+        Raises:
+            PlanInvalid: there is no plan, or not one of this version; definite.
+        """
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+            return cls(
+                options=Options.of_record(record["options"]),
+                operations=[
+                    [workload.Operation.of_record(row) for row in rows]
+                    for rows in record["operations"].values()
+                ],
+                faults=[Fault(**{"at_ms": 0, **row}) for row in record["faults"]],
+            )
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise PlanInvalid(
+                f"{str(path)!r} is no plan ({error}): give the folder of a run"
+            ) from None
+
+
+def make(options: Options, phases: Sequence[str], jobs: Sequence[dict[str, Any]] = ()) -> Plan:
+    """Expand the options into a plan.
+
+    Args:
+        options: with the seed.
+        phases: the sync points that the target has; each is aimed at once for each nemesis.
+        jobs: the user's jobs; empty: made up from the seed.
+    """
+    source = random.Random(f"faults {options.seed}")
+    faults: list[Fault] = []
+    for name, count in (("kill", options.kills), ("pause", options.pauses)):
+        if name in options.nemeses and count > 0:
+            faults += _spread(name, count, phases, options.seconds, source)
+    if "kill" in options.nemeses and options.kills > 0:
+        # In the middle, when the log is long: the next to open the file has to recover it.
+        faults.append(Fault(fault="kill-all", at_ms=int(options.seconds * 500)))
+    if "term" in options.nemeses:
+        faults += _even("term", max(3, int(options.seconds * TERMS_PER_SECOND)), options, source)
+    if "lock" in options.nemeses:
+        faults += _even("lock", max(1, int(options.seconds * LOCKS_PER_SECOND)), options, source)
+    return Plan(
+        options=options,
+        operations=workload.make(
+            seed=options.seed,
+            producers=options.producers,
+            seconds=options.seconds * STRETCH,
+            trouble="handler" in options.nemeses,
+            jobs=jobs,
+        ),
+        faults=sorted(faults, key=lambda fault: fault.at_ms),
+    )
+
+
+def _spread(
+    name: str, count: int, phases: Sequence[str], seconds: float, source: random.Random
+) -> list[Fault]:
+    """Aim once at each phase, and fill up to the count with faults at random.
+
+    The count is a least one: a phase that nobody aims at would be missed for certain.
+    """
+    aims: list[str | None] = list(phases)
+    aims += [None] * max(0, count - len(aims))
+    source.shuffle(aims)
+    gap_ms = seconds * 1_000 / len(aims)
+    return [
+        Fault(
+            fault=name,
+            at_ms=int(gap_ms * (number + source.random())),
+            phase=phase,
+            draw=round(source.random(), 4),
+        )
+        for number, phase in enumerate(aims)
+    ]
+
+
+def _even(name: str, count: int, options: Options, source: random.Random) -> list[Fault]:
+    gap_ms = options.seconds * 1_000 / count
+    return [
+        Fault(
+            fault=name,
+            at_ms=int(gap_ms * (number + source.random())),
+            draw=round(source.random(), 4),
+            length_ms=source.randrange(*LOCK_MS) if name == "lock" else 0,
+        )
+        for number in range(count)
+    ]

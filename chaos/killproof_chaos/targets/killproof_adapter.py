@@ -1,0 +1,305 @@
+"""Killproof itself as a target, at level 3: audit mapping, injected host and named sync points.
+
+The worker is `killproof.worker.Worker` as anybody would run it, on a queue whose calls are
+recorded, with handlers that play the scripts of the jobs. Only numbers differ from production:
+short leases, quick retries, and a checkpoint every few commits, so that all of it happens within
+seconds.
+"""
+
+import json
+import logging
+import sqlite3
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from killproof import Host, KillproofError, Lease, Queue, operations
+from killproof.core import model, sync
+from killproof.core.database import Transaction
+from killproof.worker import Context, Handlers, Permanent, Worker
+from killproof_chaos import hook, phases
+from killproof_chaos.recording import Recorder, open_recorder, process_name
+from killproof_chaos.workload import KINDS
+from killproof_evidence import effect
+from killproof_evidence.contract import Contract
+from killproof_evidence.target import AuditMapping, Definite, Indefinite, JobRow
+
+LEASE_SECONDS: Final = 0.5
+RETRY: Final = "fixed:0.05"
+#: Longer than every sleep of the workload, shorter than its hang.
+TIMEOUT_SECONDS: Final = 1.2
+GRACE_SECONDS: Final = 0.25
+#: Production has one checkpoint in hundreds of commits; a run of seconds must see dozens.
+CHECKPOINT_COMMITS: Final = 25
+
+EDGES: Final = {
+    old or "start": tuple(sorted(new for before, new in model.EDGES if before == old))
+    for old in sorted({before for before, _ in model.EDGES}, key=str)
+}
+CONTRACT: Final = Contract(
+    promises={
+        **{f"P{number}": True for number in range(2, 22)},
+        "P1": "power",
+        "P6": "transaction",
+    },
+    parameters={
+        "lease_ms": round(LEASE_SECONDS * 1_000),
+        "max_attempts": 5,
+        "retry": RETRY,
+        "crash_first": "immediate",
+        "grace_ms": 5_000,
+        "recovery_ms": 5_000,
+        "busy_ms": 30_000,
+    },
+    edges=EDGES,
+)
+#: Promotion and the reaping that a claim does share the claim's transaction.
+NOT_OFFERED: Final = frozenset({"promote.locked", "promote.committed", "promote.synced"})
+
+
+class RecordedQueue(Queue):
+    """A `Queue` whose calls are on record."""
+
+    def __init__(self, path: Path, recorder: Recorder) -> None:
+        """Open the queue at `path`."""
+        super().__init__(path)
+        self.database.checkpoint_commits = CHECKPOINT_COMMITS
+        self._recorder = recorder
+
+    def claim(self, kinds: Iterable[str] | None = None) -> Lease | None:
+        """Claim, on record."""
+        claim = super().claim
+        return self._recorder.call("claim", lambda: claim(kinds), told=_claimed)
+
+    def ack_and_claim(
+        self, lease: Lease, result: object = None, kinds: Iterable[str] | None = None
+    ) -> Lease | None:
+        """Ack and claim in one transaction: two operations of the history, one after the other."""
+        ack = super().ack_and_claim
+        following = self._recorder.call(
+            "ack", lambda: ack(lease, result, kinds), job=lease.job.id, fence=lease.fence
+        )
+        return self._recorder.call("claim", lambda: following, told=_claimed)
+
+    def extend(self, lease: Lease) -> Lease:
+        """Extend, on record."""
+        extend = super().extend
+        return self._recorder.call(
+            "extend", lambda: extend(lease), job=lease.job.id, fence=lease.fence
+        )
+
+    def ack(self, lease: Lease, result: object = None) -> None:
+        """Ack, on record."""
+        ack = super().ack
+        self._recorder.call("ack", lambda: ack(lease, result), job=lease.job.id, fence=lease.fence)
+
+    @contextmanager
+    def completing(self, lease: Lease, result: object = None) -> Iterator[Transaction]:
+        """Ack together with the caller's SQL, on record."""
+        with (
+            self._recorder.during("ack", job=lease.job.id, fence=lease.fence),
+            super().completing(lease, result) as tx,
+        ):
+            yield tx
+
+    def nack(
+        self,
+        lease: Lease,
+        error: BaseException | str,
+        *,
+        delay: float | None = None,
+        permanent: bool = False,
+    ) -> None:
+        """Nack, on record."""
+        nack = super().nack
+        value: dict[str, Any] = {"permanent": True} if permanent else {}
+        if delay is not None:
+            value["delay_ms"] = round(delay * 1_000)
+        self._recorder.call(
+            "nack",
+            lambda: nack(lease, error, delay=delay, permanent=permanent),
+            job=lease.job.id,
+            fence=lease.fence,
+            told=lambda _: {"value": value or None},
+        )
+
+    def release(self, lease: Lease) -> None:
+        """Release, on record."""
+        release = super().release
+        self._recorder.call("release", lambda: release(lease), job=lease.job.id, fence=lease.fence)
+
+    def snooze(self, lease: Lease, delay: float) -> None:
+        """Snooze, on record."""
+        snooze = super().snooze
+        self._recorder.call(
+            "snooze",
+            lambda: snooze(lease, delay),
+            job=lease.job.id,
+            fence=lease.fence,
+            told=lambda _: {"value": {"delay_ms": round(delay * 1_000)}},
+        )
+
+
+def _claimed(lease: Lease | None) -> dict[str, Any]:
+    if lease is None:
+        return {}
+    payload = lease.job.payload
+    name = payload.get("id") if isinstance(payload, dict) else None
+    value = {"id": name, "attempt": lease.job.attempt}
+    return {"job": lease.job.id, "fence": lease.fence, "value": value}
+
+
+def _is_definite(error: BaseException) -> bool:
+    return isinstance(error, KillproofError) and error.definite
+
+
+class KillproofTarget:
+    """The queue that this harness was made for."""
+
+    name = "killproof"
+    broken = False
+    contract = CONTRACT
+    sync_points = frozenset(phases.PHASES) - NOT_OFFERED
+    database = "queue.db"
+    audit: AuditMapping | None = AuditMapping(
+        table="job",
+        id="id",
+        state="state",
+        fence="fence",
+        attempts="deliveries",
+        forgiven="forgiven",
+        priority="priority",
+        due_ms="due_ms",
+        key="key",
+        kind="kind",
+        payload="payload",
+    )
+
+    def prepare(self, place: Path) -> None:
+        """Make an empty queue."""
+        with Queue(place / self.database):
+            pass
+
+    def client(self, place: Path) -> "KillproofClient":
+        """Open the queue for a producer."""
+        return KillproofClient(Queue(place / self.database))
+
+    def open(self, place: Path, host: Host) -> Queue:
+        """Open the queue on an injected host."""
+        return Queue(place / self.database, host=host)
+
+    def worker_argv(self, place: Path) -> list[str]:
+        """Return the command line of a worker."""
+        return [sys.executable, "-m", "killproof_chaos.targets.worker", self.name, str(place)]
+
+    def work(self, place: Path) -> None:
+        """Be a worker until SIGTERM."""
+        logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(message)s")
+        sync.hook = hook.hook
+        recorder = open_recorder(process_name(), _is_definite)
+        queue = RecordedQueue(place / self.database, recorder)
+        handlers = Handlers()
+        for kind in kinds_of(place):
+            handlers(kind, timeout=TIMEOUT_SECONDS)(play)
+        worker = Worker(queue, handlers, grace=GRACE_SECONDS)
+        hook.ready()
+        worker.run()
+        queue.close()
+        recorder.close()
+
+    def snapshot(self, place: Path) -> Iterable[JobRow]:
+        """Read every job with its ended deliveries."""
+        with closing(sqlite3.connect(place / self.database)) as db:
+            db.row_factory = sqlite3.Row
+            ended: dict[int, list[dict[str, Any]]] = {}
+            for row in db.execute(ATTEMPTS):
+                facts = {name: row[name] for name in ("fence", "outcome", "error")}
+                ended.setdefault(row["job_id"], []).append(facts)
+            for row in db.execute(JOBS):
+                values = dict(row)
+                yield JobRow(
+                    **{**values, "payload": json.loads(values["payload"])},
+                    history=tuple(ended.get(values["id"], ())),
+                )
+
+
+ATTEMPTS: Final = """
+    SELECT job_id, fence, outcome, error_class || ': ' || error_message AS error
+      FROM attempt ORDER BY job_id, fence"""
+JOBS: Final = """
+    SELECT id, kind, state, deliveries AS attempts, payload, forgiven, max_attempts, priority, key,
+           fence, due_ms, error_class || ': ' || error_message AS error
+      FROM job ORDER BY id"""
+RECORD_EFFECT: Final = "INSERT INTO chaos_effect (job, attempt, fence) VALUES (?, ?, ?)"
+
+
+def play(context: Context) -> object:
+    """Do what the job's script says; a table's effect shares the transaction of the ack."""
+    payload = context.payload
+    assert isinstance(payload, dict)
+    attempt, fence = context.job.attempt, context.lease.fence
+    try:
+        result = effect.run(
+            payload, job=context.job.id, attempt=attempt, fence=fence, sync=hook.hook
+        )
+    except effect.ScriptedPermanent as error:
+        raise Permanent(str(error)) from error
+    if payload.get("sink") == "table":
+        with context.completing(result) as tx:
+            tx.execute(RECORD_EFFECT, (str(payload["id"]), attempt, fence))
+    return result
+
+
+def kinds_of(place: Path) -> Sequence[str]:
+    """Return the kinds that the run's jobs have: `kinds.json` beside the queue, if there is one."""
+    path = place / "kinds.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else KINDS
+
+
+class KillproofClient:
+    """What a producer does: enqueue, cancel, replay, and reap as a maintenance job would."""
+
+    def __init__(self, queue: Queue) -> None:
+        """Wrap the queue's own calls."""
+        sync.hook = hook.hook
+        queue.database.checkpoint_commits = CHECKPOINT_COMMITS
+        self._queue = queue
+
+    def enqueue(self, kind: str, payload: dict[str, Any], **options: Any) -> int:
+        """Put a job in.
+
+        Raises:
+            Definite, Indefinite: as the queue's own error says of itself.
+        """
+        with _translated():
+            return self._queue.enqueue(kind, payload, lease=LEASE_SECONDS, retry=RETRY, **options)
+
+    def cancel(self, id: int | str) -> bool:  # noqa: A002 - the seam's name
+        """Cancel a job; False when it has ended."""
+        with _translated():
+            return self._queue.cancel(int(id))
+
+    def replay(self, id: int | str) -> bool:  # noqa: A002 - the seam's name
+        """Make a dead job available again; False when it is not dead."""
+        with _translated():
+            return bool(operations.replay(self._queue, [int(id)]).moved)
+
+    def reap(self) -> int:
+        """Take back the leases of dead workers."""
+        with _translated():
+            return self._queue.reap()
+
+    def close(self) -> None:
+        """Close the queue."""
+        self._queue.close()
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except KillproofError as error:
+        text = f"{type(error).__name__}: {error}"
+        raise (Definite if error.definite else Indefinite)(text) from error

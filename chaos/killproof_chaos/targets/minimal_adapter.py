@@ -1,0 +1,215 @@
+"""`minimal` and its broken relatives as targets: client, worker, snapshot, audit mapping."""
+
+import json
+import random
+import sqlite3
+import sys
+import threading
+from collections.abc import Iterable
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final
+
+from killproof_chaos import hook
+from killproof_chaos.engines.roles import stop_on_sigterm
+from killproof_chaos.gallery import Fault
+from killproof_chaos.recording import Recorder, open_recorder, process_name
+from killproof_chaos.targets.minimal_queue import Lease, LeaseLost, MinimalQueue
+from killproof_evidence import effect
+from killproof_evidence.contract import Contract
+from killproof_evidence.target import AuditMapping, Definite, Indefinite, JobRow
+
+#: Seconds between two looks of an idle worker; a queue of one file has nobody to ring a bell.
+IDLE_SECONDS: Final = 0.04
+#: The lease is 500 ms: two extensions may fail before it ends.
+HEARTBEAT_SECONDS: Final = 0.15
+
+CONTRACT: Final = Contract(
+    promises={
+        **{f"P{number}": True for number in (2, 3, 4, 5, 7, 8, 9, 10, 11, 12, 14, 16, 17, 18, 21)},
+        "P1": "power",
+        "P6": "transaction",
+    },
+    parameters={
+        "lease_ms": MinimalQueue.LEASE_NS // 1_000_000,
+        "max_attempts": 5,
+        "retry": f"fixed:{MinimalQueue.BACKOFF_MS / 1_000}",
+        "grace_ms": 10_000,
+        "recovery_ms": 10_000,
+        "busy_ms": 30_000,
+    },
+    edges={
+        "start": ("scheduled", "available"),
+        "scheduled": ("available",),
+        "available": ("leased",),
+        "leased": ("succeeded", "scheduled", "available", "dead"),
+    },
+)
+SYNC_POINTS: Final = frozenset(
+    f"{operation}.{moment}"
+    for operation in ("enqueue", "claim", "extend", "ack", "nack")
+    for moment in ("begin", "locked", "written", "committed")
+) | {"handler.start", "handler.effect", "handler.end", "worker.idle", "worker.stop"}
+
+
+class MinimalTarget:
+    """A queue of `minimal`'s make, at level 1 with sync points of its own."""
+
+    contract = CONTRACT
+    sync_points = SYNC_POINTS
+    database = "queue.db"
+    audit: AuditMapping | None = AuditMapping(
+        table="job",
+        id="id",
+        state="state",
+        fence="fence",
+        attempts="attempts",
+        priority="priority",
+        due_ms="due_ms",
+        key="key",
+        kind="kind",
+        payload="payload",
+    )
+
+    def __init__(self, name: str, queue: type[MinimalQueue], fault: Fault | None = None) -> None:
+        """Judge `queue` under this name; `fault` says what is wrong with it on purpose."""
+        self.name = name
+        self.broken = fault is not None
+        self.fault = fault
+        self._queue = queue
+
+    def prepare(self, place: Path) -> None:
+        """Make an empty queue."""
+        with closing(self._queue(place / self.database).db):
+            pass
+
+    def client(self, place: Path) -> "MinimalClient":
+        """Open the queue for a producer."""
+        return MinimalClient(self._queue(place / self.database, sync=hook.hook))
+
+    def worker_argv(self, place: Path) -> list[str]:
+        """Return the command line of a worker."""
+        return [sys.executable, "-m", "killproof_chaos.targets.worker", self.name, str(place)]
+
+    def work(self, place: Path) -> None:
+        """Be a worker until SIGTERM."""
+        MinimalWorker(self._queue, place / self.database).run()
+
+    def snapshot(self, place: Path) -> Iterable[JobRow]:
+        """Read every job."""
+        columns = "id, kind, state, attempts, payload, error, max_attempts, priority, key, fence"
+        query = f"SELECT {columns}, due_ms FROM job ORDER BY id"  # noqa: S608 - literals
+        with closing(sqlite3.connect(place / self.database)) as db:
+            db.row_factory = sqlite3.Row
+            for row in db.execute(query):
+                values = dict(row)
+                yield JobRow(**{**values, "payload": json.loads(values["payload"])})
+
+
+class MinimalClient:
+    """What a producer may do: enqueue."""
+
+    def __init__(self, queue: MinimalQueue) -> None:
+        """Wrap the queue's own calls."""
+        self._queue = queue
+
+    def enqueue(self, kind: str, payload: dict[str, Any], **options: Any) -> int:
+        """Put a job in; the delay comes in seconds.
+
+        Raises:
+            Indefinite: SQLite failed, perhaps at the commit.
+        """
+        named = dict(options)
+        named["delay_ms"] = round(named.pop("delay", 0) * 1_000)
+        try:
+            return self._queue.enqueue(kind, payload, **named)
+        except sqlite3.Error as error:
+            raise Indefinite(f"{type(error).__name__}: {error}") from error
+
+    def cancel(self, id: int | str) -> bool:  # noqa: A002 - the seam's name
+        """Refuse: this queue cannot."""
+        raise Definite(f"job {id}: minimal has no cancel")
+
+    def replay(self, id: int | str) -> bool:  # noqa: A002 - the seam's name
+        """Refuse: this queue cannot."""
+        raise Definite(f"job {id}: minimal has no replay")
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._queue.db.close()
+
+
+class MinimalWorker:
+    """Claims, plays the script, acks or nacks; a second thread keeps the lease alive."""
+
+    def __init__(self, queue: type[MinimalQueue], path: Path) -> None:
+        """Work on the queue at `path`, and record every call."""
+        self._make = queue
+        self._path = path
+        self._recorder = open_recorder(process_name(), lambda error: isinstance(error, LeaseLost))
+        self._lease: Lease | None = None
+
+    def run(self) -> None:
+        """Work until SIGTERM, then finish the job in hand."""
+        stopped = stop_on_sigterm()
+        queue = self._make(self._path, sync=hook.hook)
+        beat = threading.Thread(target=self._extend, args=(stopped,), name="heartbeat", daemon=True)
+        beat.start()
+        hook.ready()
+        while not stopped.is_set():
+            lease = self._recorder.call("claim", queue.claim, told=_claimed)
+            if lease is None:
+                hook.hook("worker.idle")
+                stopped.wait(IDLE_SECONDS * random.uniform(0.5, 1.5))
+                continue
+            self._lease = lease
+            self._handle(queue, lease)
+            self._lease = None
+        hook.hook("worker.stop")
+        beat.join()
+        queue.db.close()
+        self._recorder.close()
+
+    def _extend(self, stopped: threading.Event) -> None:
+        queue = self._make(self._path, sync=hook.hook)
+        while not stopped.wait(HEARTBEAT_SECONDS):
+            lease = self._lease
+            if lease is not None:
+                settle(self._recorder, "extend", lambda held=lease: queue.extend(held), lease)
+        queue.db.close()
+
+    def _handle(self, queue: MinimalQueue, lease: Lease) -> None:
+        try:
+            result = effect.run(
+                lease.payload,
+                job=lease.id,
+                attempt=lease.attempt,
+                fence=lease.fence,
+                sync=hook.hook,
+            )
+            json.dumps(result)
+        except Exception as error:
+            permanent, text = isinstance(error, effect.ScriptedPermanent), str(error)
+            value = {"permanent": True} if permanent else None
+            settle(self._recorder, "nack", lambda: queue.nack(lease, text, permanent), lease, value)
+            return
+        also = []
+        if lease.payload.get("sink") == "table":
+            values = (lease.payload["id"], lease.attempt, lease.fence)
+            also.append(("INSERT INTO chaos_effect (job, attempt, fence) VALUES (?, ?, ?)", values))
+        settle(self._recorder, "ack", lambda: queue.ack(lease, *also), lease)
+
+
+def settle(recorder: Recorder, f: str, function: Any, lease: Lease, value: object = None) -> None:
+    """Tell the queue, and take its refusal for an answer: somebody else has the job."""
+    try:
+        recorder.call(f, function, job=lease.id, fence=lease.fence, told=lambda _: {"value": value})
+    except LeaseLost:
+        return
+
+
+def _claimed(lease: Lease | None) -> dict[str, Any]:
+    if lease is None:
+        return {}
+    value = {"id": lease.payload["id"], "attempt": lease.attempt}
+    return {"job": lease.id, "fence": lease.fence, "value": value}
