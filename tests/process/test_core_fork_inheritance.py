@@ -12,7 +12,6 @@ import pytest
 from killproof import FileRefused, Queue
 from killproof.core import connection
 
-
 # Since 3.12 Python warns of any fork beside threads; these tests are about just that.
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
 
