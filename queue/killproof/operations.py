@@ -7,7 +7,7 @@ touches a running job, except `hold_leased`, which is the worker's.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, LiteralString
+from typing import Final, LiteralString, cast
 
 from killproof.core import model
 from killproof.core.database import Transaction, Value
@@ -19,6 +19,8 @@ from killproof.core.model import Failure, Lease
 REPLAY_JOBS_MAX: Final = 10_000
 #: Jobs that are moved under one hold of the write lock: about 10 ms.
 REPLAY_BATCH: Final = 500
+#: The states that a replay leaves.
+ENDED: Final = ("dead", "cancelled", "expired")
 #: Kinds that `waiting_kinds` looks at.
 KINDS_MAX: Final = 1_000
 
@@ -32,10 +34,11 @@ class Replayed:
 
 
 SELECT_ENDED: Final = """
-    SELECT id FROM job
-     WHERE state IN ('dead', 'cancelled', 'expired') AND finished_ms IS NOT NULL
-       AND state = coalesce(:state, state) AND kind = coalesce(:kind, kind) AND id > :after
-     ORDER BY id LIMIT :limit"""
+    SELECT finished_ms, id FROM job
+     WHERE state = :state AND finished_ms IS NOT NULL
+       AND (finished_ms, id) > (:after_ms, :after_id)
+       AND kind = coalesce(:kind, kind)
+     ORDER BY finished_ms, id LIMIT :limit"""
 
 
 def replay(
@@ -63,7 +66,7 @@ def replay(
         KillproofError: as for `Queue.cancel`; what was moved before stays moved.
     """
     model.check_count(limit, "limit", 1, REPLAY_JOBS_MAX)
-    if state is not None and state not in ("dead", "cancelled", "expired"):
+    if state is not None and state not in ENDED:
         raise ValueError(f"state {state!r} can not be replayed: use dead, cancelled or expired")
     wanted = None if ids is None else [_checked(job_id) for job_id in ids]
     moved: list[int] = []
@@ -79,22 +82,33 @@ def replay(
                     else:
                         refused.append((job_id, reason))
         return Replayed(moved=tuple(moved), refused=tuple(refused))
-    after = 0
+    for one in ENDED if state is None else (state,):
+        moved += _replay_all(queue, one, kind, limit - len(moved))
+    return Replayed(moved=tuple(moved), refused=tuple(refused))
+
+
+def _replay_all(queue: Queue, state: str, kind: str | None, limit: int) -> list[int]:
+    """Move the jobs of a state, the oldest first, a batch to a transaction."""
+    moved: list[int] = []
+    after: tuple[Value, ...] = (-1, 0)
     while len(moved) < limit:
+        size = min(REPLAY_BATCH, limit - len(moved))
         with queue.transaction() as tx:
-            size = min(REPLAY_BATCH, limit - len(moved))
-            values: dict[str, Value] = {
+            values = {
                 "state": state,
                 "kind": kind,
-                "after": after,
+                "after_ms": after[0],
+                "after_id": after[1],
                 "limit": size,
             }
-            found = [int(str(row[0])) for row in tx.rows(SELECT_ENDED, values)]
-            moved.extend(job_id for job_id in found if _replay(queue, tx, job_id) is None)
+            found = tx.rows(SELECT_ENDED, values)
+            ids = [cast(int, row[1]) for row in found]
+            batch = [job_id for job_id in ids if _replay(queue, tx, job_id) is None]
+        moved += batch
         if len(found) < size:
             break
         after = found[-1]
-    return Replayed(moved=tuple(moved), refused=tuple(refused))
+    return moved
 
 
 REPLAY: Final = """
@@ -117,7 +131,7 @@ def _replay(queue: Queue, tx: Transaction, job_id: int) -> str | None:
     row = tx.row(STATE_AND_KEY, {"id": job_id})
     if row is None:
         return "there is no such job"
-    if row[0] in ("dead", "cancelled", "expired"):
+    if row[0] in ENDED:
         return f"another job with the key {row[1]!r} is alive: wait for its end, or cancel it"
     return f"its state is {row[0]!r}: only dead, cancelled and expired jobs are replayed"
 
