@@ -54,6 +54,15 @@ BUSY_PAUSE_SECONDS: Final = 0.0005
 
 logger = logging.getLogger("killproof")
 
+#: What SQLite's primary result codes stand for, and what to do.
+_KNOWN: Final[dict[int, tuple[type[KillproofError], str]]] = {
+    sqlite3.SQLITE_CANTOPEN: (FileRefused, "make its folder, or check its rights"),
+    sqlite3.SQLITE_READONLY: (FileRefused, "check the rights of the file and its folder"),
+    sqlite3.SQLITE_NOTADB: (FileRefused, "name another file, this one is no SQLite database"),
+    sqlite3.SQLITE_CORRUPT: (FileRefused, "restore it from a backup"),
+    sqlite3.SQLITE_FULL: (StorageFull, "nothing was changed; make room, then try again"),
+    sqlite3.SQLITE_IOERR: (StorageFull, "nothing was changed; check the disk, then try again"),
+}
 #: (thread, device, inode) of every thread that is inside a write: it must never wait for itself.
 _inside: set[tuple[int, int, int]] = set()
 _databases: "weakref.WeakSet[Database]" = weakref.WeakSet()
@@ -570,27 +579,9 @@ class Database:
             raise FileRefused(
                 f"{self.path}: {error.strerror}: check the folder and its rights"
             ) from error
-        if isinstance(error, KillproofError) or not isinstance(error, sqlite3.Error):
-            return
-        code = _primary_code(error)
-        if code == sqlite3.SQLITE_CANTOPEN:
-            raise FileRefused(
-                f"{self.path} can not be opened: make its folder, or check its rights"
-            ) from error
-        if code == sqlite3.SQLITE_READONLY:
-            raise FileRefused(
-                f"{self.path} can not be written: check the rights of file and folder"
-            ) from error
-        if code == sqlite3.SQLITE_NOTADB:
-            raise FileRefused(f"{self.path} is not a SQLite database: name another file") from error
-        if code == sqlite3.SQLITE_CORRUPT:
-            raise FileRefused(
-                f"{self.path} is damaged ({error}): restore it from a backup"
-            ) from error
-        if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
-            raise StorageFull(
-                f"{self.path}: {error}: nothing was changed; make room, then try again"
-            ) from error
+        if isinstance(error, sqlite3.Error) and (known := _KNOWN.get(_primary_code(error))):
+            kind, remedy = known
+            raise kind(f"{self.path}: {error}: {remedy}") from error
 
 
 def _point(operation: LiteralString, moment: LiteralString) -> None:

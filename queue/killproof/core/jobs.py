@@ -48,6 +48,10 @@ WORKER_KEPT_MS: Final = 86_400_000
 #: The largest integer of SQLite: a deadline that every lease has.
 NEVER_NS: Final = (1 << 63) - 1
 ID_MAX: Final = (1 << 63) - 1
+CRASHED: Final = Failure(error_class="Crashed", message="the worker died", traceback=None)
+SILENT: Final = Failure(
+    error_class="LeaseExpired", message="the worker fell silent", traceback=None
+)
 
 
 class Queue:
@@ -187,10 +191,10 @@ class Queue:
             NestedTransaction, DatabaseBusy, StorageFull, StorageFailed: definite.
             OutcomeUnknown: indefinite.
         """
-        now_ms = self.host.clock.now_ms()
-        values = _new_job(
-            kind, payload, now_ms, priority, delay, run_at, key, max_attempts, lease, retry
-        )
+        values = self._new_job(
+            kind, payload, priority=priority, delay=delay, run_at=run_at, key=key,
+            max_attempts=max_attempts, lease=lease, policy=retry,
+        )  # fmt: skip
         if tx is not None:
             return self._enqueue(self.database.joined(tx), values)
         with self.database.write("enqueue") as own:
@@ -203,12 +207,8 @@ class Queue:
             ValueError: more than `BATCH_MAX` jobs, or as for `enqueue`; definite.
             KillproofError: as for `enqueue`.
         """
-        now_ms = self.host.clock.now_ms()
-        rows = [_new_job(kind, payload, now_ms) for kind, payload in jobs]
-        if len(rows) > BATCH_MAX:
-            raise ValueError(
-                f"a batch of {len(rows)} jobs is over the limit of {BATCH_MAX}: split it"
-            )
+        rows = [self._new_job(kind, payload) for kind, payload in jobs]
+        model.check_count(len(rows), "number of jobs", 0, BATCH_MAX)
         if not rows:
             return []
         with self.database.write("enqueue") as tx:
@@ -225,6 +225,39 @@ class Queue:
         found = tx.row(self.FIND_KEY, values)
         assert found is not None, "the insert met a live job with this key"
         return cast(int, found[0])
+
+    def _new_job(
+        self,
+        kind: str,
+        payload: object,
+        *,
+        priority: int = 5,
+        delay: float = 0,
+        run_at: float | datetime | None = None,
+        key: str | None = None,
+        max_attempts: int = 5,
+        lease: float = 60.0,
+        policy: str = "article",
+    ) -> dict[str, Value]:
+        """Check the arguments of an enqueue and return the values of its row."""
+        if run_at is not None and delay:
+            raise ValueError(f"delay {delay!r} and run_at {run_at!r} exclude each other")
+        now_ms = self.host.clock.now_ms()
+        wait_ms = model.to_ms(delay, "delay")
+        due_ms = now_ms + wait_ms if run_at is None else max(now_ms, model.moment_ms(run_at))
+        retry.parse(policy)
+        return {
+            "kind": model.check_text(kind, "kind", model.KIND_CHARS_MAX),
+            "state": "scheduled" if due_ms > now_ms else "available",
+            "payload": model.encode_payload(payload),
+            "priority": model.check_count(priority, "priority", 0, 9),
+            "due_ms": due_ms,
+            "key": None if key is None else model.check_text(key, "key", model.KEY_CHARS_MAX),
+            "max_attempts": model.check_count(max_attempts, "max_attempts", 1, model.ATTEMPTS_MAX),
+            "lease_ms": model.to_ms(lease, "lease", lowest_ms=1),
+            "retry": policy,
+            "now_ms": now_ms,
+        }
 
     # Taking out.
 
@@ -316,12 +349,9 @@ class Queue:
         if tx.change(self.PROMOTE, {"now_ms": now_ms, "limit": SWEEP_ROWS_MAX}):
             sync.point("promote.written")
         leases: list[Lease] = []
+        statement = self.FIRST_OF_ALL if wanted is None else self.FIRST_OF_KINDS
         for _ in range(limit + SWEEP_ROWS_MAX):  # So many unreadable rows are passed over at most.
-            first = (
-                tx.row(self.FIRST_OF_KINDS, {"kinds": wanted})
-                if wanted
-                else tx.row(self.FIRST_OF_ALL)
-            )
+            first = tx.row(statement, {"kinds": wanted})
             if first is None or len(leases) == limit:
                 break
             lease = self._lease(tx, cast(int, first[0]), owner, now_ms)
@@ -332,9 +362,8 @@ class Queue:
     def _lease(self, tx: Transaction, job_id: int, owner: str, now_ms: int) -> Lease | None:
         """Take this job; None if it can not be read: it goes to the dead letters."""
         now_ns = self.host.clock.monotonic_ns()
-        changed = tx.change(
-            self.CLAIM, {"id": job_id, "owner": owner, "now_ns": now_ns, "now_ms": now_ms}
-        )
+        values: dict[str, Value] = {"id": job_id, "owner": owner, "now_ns": now_ns}
+        changed = tx.change(self.CLAIM, values | {"now_ms": now_ms})
         assert changed == 1, "inside this transaction nobody else can have taken it"
         row = tx.row(self.GET, {"id": job_id})
         assert row is not None
@@ -343,14 +372,14 @@ class Queue:
         except (ValueError, TypeError, RecursionError) as error:
             # One row that somebody damaged must not stop the others.
             lease = _lease_of(_job(_without_payload(row)), now_ns)
-            self._fail(tx, lease, Failure.of(error), delay_ms=None, permanent=True)
+            self._end(tx, lease, "nack", "dead", "failed", failure=Failure.of(error))
             return None
 
     # Working.
 
     EXTEND: Final = """
         UPDATE job SET lease_deadline_ns = :deadline_ns, updated_ms = :now_ms
-         WHERE id = :id AND fence = :fence AND state = 'leased'"""
+         WHERE id = :id AND fence = :fence AND owner = :worker AND state = 'leased'"""
 
     def extend(self, lease: Lease) -> Lease:
         """Prolong a lease by its full length from now; return it with the new deadline.
@@ -363,25 +392,10 @@ class Queue:
         clock = self.host.clock
         deadline_ns = clock.monotonic_ns() + lease.job.lease_ms * 1_000_000
         with self.database.write("extend") as tx:
-            if not tx.change(
-                self.EXTEND, _fenced(lease, now_ms=clock.now_ms(), deadline_ns=deadline_ns)
-            ):
+            values = _fenced(lease, now_ms=clock.now_ms(), deadline_ns=deadline_ns)
+            if not tx.change(self.EXTEND, values):
                 raise LeaseLost(lease.job.id, lease.fence, "extend")
         return dataclasses.replace(lease, deadline_ns=deadline_ns)
-
-    ACK: Final = """
-        UPDATE job
-           SET state = 'succeeded', result = :result, owner = NULL, lease_deadline_ns = NULL,
-               error_class = NULL, error_message = NULL, finished_ms = :now_ms, updated_ms = :now_ms
-         WHERE id = :id AND fence = :fence AND state = 'leased'"""
-
-    OUTCOME_OF: Final = "SELECT outcome FROM attempt WHERE job_id = :id AND fence = :fence"
-
-    RECORD: Final = """
-        INSERT INTO attempt (job_id, fence, outcome, worker, started_ms, finished_ms,
-                             error_class, error_message, traceback)
-        VALUES (:id, :fence, :outcome, :worker, :started_ms, :now_ms,
-                :error_class, :error_message, :traceback)"""
 
     def ack(self, lease: Lease, result: object = None) -> None:
         """Finish a job; its success is durable at the file's level on return.
@@ -408,13 +422,14 @@ class Queue:
             LeaseLost: one of them is not current: none was finished; ack them one by one; definite.
             KillproofError: as for `ack`.
         """
-        if len(leases) > BATCH_MAX:
-            raise ValueError(
-                f"a batch of {len(leases)} leases is over the limit of {BATCH_MAX}: split it"
-            )
+        model.check_count(len(leases), "number of leases", 0, BATCH_MAX)
         with self.database.write("ack") as tx:
             for lease in leases:
                 self._ack(tx, lease, None)
+
+    IS_CURRENT: Final = """
+        SELECT 1 FROM job
+         WHERE id = :id AND fence = :fence AND owner = :worker AND state = 'leased'"""
 
     @contextmanager
     def completing(self, lease: Lease, result: object = None) -> Iterator[Transaction]:
@@ -428,28 +443,14 @@ class Queue:
         """
         text = model.encode_result(result)
         with self.database.write("complete") as tx:
-            self._require(tx, lease, "complete")
+            if not tx.row(self.IS_CURRENT, _fenced(lease)):
+                raise LeaseLost(lease.job.id, lease.fence, "complete")
             yield tx
             self._ack(tx, lease, text)
 
     def transaction(self) -> AbstractContextManager[Transaction]:
         """Open a write transaction on the file, for the caller's SQL and `enqueue(..., tx=tx)`."""
         return self.database.write("")
-
-    def _ack(self, tx: Transaction, lease: Lease, result: str | None) -> None:
-        now_ms = self.host.clock.now_ms()
-        if tx.change(self.ACK, _fenced(lease, now_ms=now_ms, result=result)):
-            self._record(tx, lease, "succeeded", now_ms)
-        elif tx.row(self.OUTCOME_OF, _fenced(lease)) != ("succeeded",):
-            raise LeaseLost(lease.job.id, lease.fence, "ack")
-
-    FAIL: Final = """
-        UPDATE job
-           SET state = :state, due_ms = coalesce(:due_ms, due_ms), failures = failures + 1,
-               owner = NULL, lease_deadline_ns = NULL, updated_ms = :now_ms,
-               finished_ms = CASE WHEN :state = 'dead' THEN :now_ms END,
-               error_class = :error_class, error_message = :error_message
-         WHERE id = :id AND fence = :fence AND state = 'leased'"""
 
     def nack(
         self,
@@ -471,51 +472,13 @@ class Queue:
             LeaseLost: the lease is not current; definite.
             KillproofError: as for `ack`.
         """
-        failure = Failure.of(error)
-        wait_ms = None if delay is None else model.to_ms(delay, "delay")
+        failure, job = Failure.of(error), lease.job
+        wait_ms = self._policy_ms(job) if delay is None else model.to_ms(delay, "delay")
         with self.database.write("nack") as tx:
-            self._fail(tx, lease, failure, delay_ms=wait_ms, permanent=permanent)
-
-    def _fail(
-        self,
-        tx: Transaction,
-        lease: Lease,
-        failure: Failure,
-        *,
-        delay_ms: int | None,
-        permanent: bool,
-    ) -> None:
-        now_ms, job = self.host.clock.now_ms(), lease.job
-        state, due_ms = "dead", None
-        if not permanent and job.attempt < job.max_attempts:
-            state = "retryable"
-            due_ms = now_ms + (
-                self._policy_ms(job.retry, job.attempt) if delay_ms is None else delay_ms
-            )
-        values = _fenced(
-            lease,
-            now_ms=now_ms,
-            state=state,
-            due_ms=due_ms,
-            error_class=failure.error_class,
-            error_message=failure.message,
-        )
-        if not tx.change(self.FAIL, values):
-            raise LeaseLost(job.id, lease.fence, "nack")
-        self._record(tx, lease, "failed", now_ms, failure)
-
-    def _policy_ms(self, policy: str, attempt: int) -> int:
-        """Return the policy's delay; a policy that somebody damaged must not lose the job."""
-        try:
-            return retry.delay_ms(policy, attempt, self.host.random)
-        except ValueError:
-            return retry.delay_ms("article", attempt, self.host.random)
-
-    FORGIVE: Final = """
-        UPDATE job
-           SET state = :state, due_ms = coalesce(:due_ms, due_ms), forgiven = forgiven + 1,
-               owner = NULL, lease_deadline_ns = NULL, updated_ms = :now_ms
-         WHERE id = :id AND fence = :fence AND state = 'leased'"""
+            if permanent or job.attempt >= job.max_attempts:
+                self._end(tx, lease, "nack", "dead", "failed", failure=failure)
+            else:
+                self._end(tx, lease, "nack", "retryable", "failed", wait_ms, failure)
 
     def release(self, lease: Lease) -> None:
         """Give a job back untouched, for anybody to claim at once; it was no attempt.
@@ -525,7 +488,7 @@ class Queue:
             KillproofError: as for `ack`.
         """
         with self.database.write("release") as tx:
-            self._forgive(tx, lease, "available", None, "released")
+            self._end(tx, lease, "release", "available", "released")
 
     def snooze(self, lease: Lease, delay: float) -> None:
         """Give a job back for a later time, in seconds from now; it was no attempt.
@@ -536,53 +499,86 @@ class Queue:
         """
         wait_ms = model.to_ms(delay, "delay")
         with self.database.write("snooze") as tx:
-            self._forgive(tx, lease, "scheduled", self.host.clock.now_ms() + wait_ms, "snoozed")
+            self._end(tx, lease, "snooze", "scheduled", "snoozed", wait_ms)
 
-    def _forgive(
-        self, tx: Transaction, lease: Lease, state: str, due_ms: int | None, outcome: str
-    ) -> None:
-        now_ms = self.host.clock.now_ms()
-        if not tx.change(self.FORGIVE, _fenced(lease, now_ms=now_ms, state=state, due_ms=due_ms)):
-            raise LeaseLost(lease.job.id, lease.fence, outcome)
-        self._record(tx, lease, outcome, now_ms)
+    OUTCOME_OF: Final = "SELECT outcome FROM attempt WHERE job_id = :id AND fence = :fence"
 
-    def _require(self, tx: Transaction, lease: Lease, operation: str) -> None:
-        if not tx.row(self.IS_CURRENT, _fenced(lease)):
-            raise LeaseLost(lease.job.id, lease.fence, operation)
+    def _ack(self, tx: Transaction, lease: Lease, result: str | None) -> None:
+        try:
+            self._end(tx, lease, "ack", "succeeded", "succeeded", result=result)
+        except LeaseLost:
+            if tx.row(self.OUTCOME_OF, _fenced(lease)) != ("succeeded",):
+                raise
 
-    IS_CURRENT: Final = "SELECT 1 FROM job WHERE id = :id AND fence = :fence AND state = 'leased'"
+    END: Final = """
+        UPDATE job
+           SET state = :state, due_ms = coalesce(:due_ms, due_ms), result = :result,
+               forgiven = forgiven + (:outcome IN ('released', 'snoozed')),
+               failures = failures + (:outcome = 'failed'),
+               crashes = crashes + (:outcome IN ('crashed', 'expired')),
+               owner = NULL, lease_deadline_ns = NULL, updated_ms = :now_ms,
+               finished_ms = iif(:state IN ('succeeded', 'dead', 'cancelled'), :now_ms, NULL),
+               error_class = iif(:state = 'succeeded', NULL, coalesce(:error_class, error_class)),
+               error_message = iif(:state = 'succeeded', NULL, coalesce(:message, error_message))
+         WHERE id = :id AND fence = :fence AND owner = :worker AND state = 'leased'
+           AND lease_deadline_ns <= :before_ns"""
 
-    def _record(
+    RECORD: Final = """
+        INSERT INTO attempt (job_id, fence, outcome, worker, started_ms, finished_ms,
+                             error_class, error_message, traceback)
+        VALUES (:id, :fence, :outcome, :worker, :started_ms, :now_ms,
+                :error_class, :message, :traceback)"""
+
+    def _end(
         self,
         tx: Transaction,
         lease: Lease,
+        operation: str,
+        state: str,
         outcome: str,
-        now_ms: int,
+        wait_ms: int | None = None,
         failure: Failure | None = None,
+        result: str | None = None,
+        before_ns: int = NEVER_NS,
     ) -> None:
-        """Write the row of an attempt that has ended."""
-        tx.change(
-            self.RECORD,
-            _fenced(
-                lease,
-                now_ms=now_ms,
-                outcome=outcome,
-                worker=lease.owner,
-                started_ms=lease.claimed_ms,
-                error_class=None if failure is None else failure.error_class,
-                error_message=None if failure is None else failure.message,
-                traceback=None if failure is None else failure.traceback,
-            ),
+        """End a lease: the one way out of `leased`, for success, failure, return and death alike.
+
+        The fence in its WHERE is what stops a worker that was believed dead; the reaper repeats
+        what it believes (the owner, and for expiry that the deadline has not moved).
+
+        Raises:
+            LeaseLost: the lease is not current; nothing was changed.
+        """
+        now_ms = self.host.clock.now_ms()
+        values = _fenced(
+            lease,
+            now_ms=now_ms,
+            before_ns=before_ns,
+            state=state,
+            outcome=outcome,
+            due_ms=None if wait_ms is None else now_ms + wait_ms,
+            result=result,
+            started_ms=lease.claimed_ms,
+            error_class=None if failure is None else failure.error_class,
+            message=None if failure is None else failure.message,
+            traceback=None if failure is None else failure.traceback,
         )
+        if not tx.change(self.END, values):
+            raise LeaseLost(lease.job.id, lease.fence, operation)
+        tx.change(self.RECORD, values)
+
+    def _policy_ms(self, job: Job) -> int:
+        """Return the policy's delay; a policy that somebody damaged must not lose the job."""
+        try:
+            return retry.delay_ms(job.retry, job.attempt, self.host.random)
+        except ValueError:
+            return retry.delay_ms("article", job.attempt, self.host.random)
 
     # Calling off, and looking.
 
     CANCEL: Final = """
-        UPDATE job
-           SET state = 'cancelled', owner = NULL, lease_deadline_ns = NULL, finished_ms = :now_ms,
-               updated_ms = :now_ms
-         WHERE id = :id
-           AND state IN ('blocked', 'scheduled', 'available', 'leased', 'retryable', 'held')"""
+        UPDATE job SET state = 'cancelled', finished_ms = :now_ms, updated_ms = :now_ms
+         WHERE id = :id AND state IN ('blocked', 'scheduled', 'available', 'retryable', 'held')"""
 
     def cancel(self, job_id: int) -> bool:
         """Call a job off; True if it is cancelled now, False if it had ended otherwise before.
@@ -601,10 +597,11 @@ class Queue:
             job = _job(_without_payload(row))
             if job.state in model.TERMINAL:
                 return job.state == "cancelled"
-            now_ms = self.host.clock.now_ms()
-            assert tx.change(self.CANCEL, {"id": job_id, "now_ms": now_ms}) == 1
             if job.state == "leased":
-                self._record(tx, _lease_of(job), "cancelled", now_ms)
+                self._end(tx, _lease_of(job), "cancel", "cancelled", "cancelled")
+            else:
+                values: dict[str, Value] = {"id": job_id, "now_ms": self.host.clock.now_ms()}
+                assert tx.change(self.CANCEL, values) == 1
         return True
 
     GET: Final = """
@@ -677,15 +674,6 @@ class Queue:
           FROM job WHERE state = 'leased' AND owner = :owner AND lease_deadline_ns <= :before_ns
          ORDER BY lease_deadline_ns LIMIT :limit"""
 
-    REAP: Final = """
-        UPDATE job
-           SET state = :state, due_ms = coalesce(:due_ms, due_ms), crashes = crashes + 1,
-               owner = NULL, lease_deadline_ns = NULL, updated_ms = :now_ms,
-               finished_ms = CASE WHEN :state = 'dead' THEN :now_ms END,
-               error_class = :error_class, error_message = :error_message
-         WHERE id = :id AND fence = :fence AND owner = :worker AND state = 'leased'
-           AND lease_deadline_ns <= :before_ns"""
-
     def reap(self) -> int:
         """Take back the leases of dead workers and those that have run out; return how many.
 
@@ -704,34 +692,30 @@ class Queue:
         sync.point("reap.begin")
         reaped = 0
         for row in tx.rows(self.HOLDERS):
-            holder = _Holder(*cast(Any, row))
-            for lease, outcome, before_ns in self._lost(tx, holder, limit - reaped):
-                reaped += self._take_back(tx, lease, outcome, before_ns)
-            if reaped >= limit:
-                break
+            for job, outcome, before_ns in self._lost(tx, _Holder(*cast(Any, row)), limit - reaped):
+                self._take_back(tx, job, outcome, before_ns)
+                reaped += 1
         if reaped:
             sync.point("reap.written")
         return reaped
 
     def _lost(
         self, tx: Transaction, holder: "_Holder", limit: int
-    ) -> Iterator[tuple[Lease, str, int]]:
-        """Yield the leases of a holder that are lost, why, and the deadline that this rests on."""
+    ) -> Iterator[tuple[Job, str, int]]:
+        """Yield the jobs whose lease is lost, why, and the deadline that this rests on."""
         now_ns = self.host.clock.monotonic_ns()
-        ever = NEVER_NS
+        before_ns, outcome = NEVER_NS, ""
         if self._is_dead(holder):
-            before_ns, outcome = ever, "crashed"
+            outcome = "crashed"
         elif holder.clock == self.host.clock.ident():
             before_ns, outcome = now_ns, "expired"
-        else:
-            before_ns, outcome = ever, ""
-        values: dict[str, Value] = {"owner": holder.id, "before_ns": before_ns, "limit": limit}
-        for job_id, deadline_ns in cast(list[tuple[int, int]], tx.rows(self.HELD_BY, values)):
+        held = tx.rows(self.HELD_BY, {"owner": holder.id, "before_ns": before_ns, "limit": limit})
+        for job_id, deadline_ns in cast(list[tuple[int, int]], held):
             job = self._read(tx, job_id)
             if outcome:
-                yield _lease_of(job), outcome, before_ns
+                yield job, outcome, before_ns
             elif self._watched_out(job, deadline_ns, now_ns):
-                yield _lease_of(job), "expired", deadline_ns
+                yield job, "expired", deadline_ns
 
     def _read(self, tx: Transaction, job_id: int) -> Job:
         """Return a job that is known to exist, without its payload: it may be damaged, or long."""
@@ -759,38 +743,17 @@ class Queue:
             return False
         return now_ns - seen[2] >= job.lease_ms * 1_000_000 * (1 + WATCH_MARGIN)
 
-    def _take_back(self, tx: Transaction, lease: Lease, outcome: str, before_ns: int) -> int:
-        """End a lost lease; 0 if it is not as it was believed to be."""
-        now_ms, job = self.host.clock.now_ms(), lease.job
-        if outcome == "crashed":
-            failure = Failure(error_class="Crashed", message="the worker died", traceback=None)
-        else:
-            failure = Failure(
-                error_class="LeaseExpired", message="the worker fell silent", traceback=None
-            )
-        state, due_ms = "available", None  # The first time the cause is usually the worker ...
+    def _take_back(self, tx: Transaction, job: Job, outcome: str, before_ns: int) -> None:
+        """End a lost lease; it used up an attempt."""
+        failure = CRASHED if outcome == "crashed" else SILENT
+        state, wait_ms = "available", None  # The first time the cause is usually the worker ...
         if job.attempt >= job.max_attempts:
             state = "dead"
         elif job.crashes:
-            state = "retryable"  # ... from the second on it is usually the job.
-            due_ms = now_ms + self._policy_ms(job.retry, job.attempt)
-        changed = tx.change(
-            self.REAP,
-            _fenced(
-                lease,
-                now_ms=now_ms,
-                worker=lease.owner,
-                before_ns=before_ns,
-                state=state,
-                due_ms=due_ms,
-                error_class=failure.error_class,
-                error_message=failure.message,
-            ),
-        )
-        if changed:
-            self._record(tx, lease, outcome, now_ms, failure)
-            self._watched.pop(job.id, None)
-        return changed
+            state, wait_ms = "retryable", self._policy_ms(job)  # ... later it is usually the job.
+        lease = _lease_of(job)
+        self._end(tx, lease, "reap", state, outcome, wait_ms, failure, before_ns=before_ns)
+        self._watched.pop(job.id, None)
 
     # Who we are.
 
@@ -857,13 +820,13 @@ class Queue:
 
     def _leave(self, identity: "_Identity") -> None:
         """Release what we hold, delete our row, free the byte: backwards."""
-        ever = NEVER_NS
         with self.database.write("release") as tx:
             held = tx.rows(
-                self.HELD_BY, {"owner": identity.id, "before_ns": ever, "limit": BATCH_MAX}
+                self.HELD_BY, {"owner": identity.id, "before_ns": NEVER_NS, "limit": BATCH_MAX}
             )
             for job_id, _ in cast(list[tuple[int, int]], held):
-                self._forgive(tx, _lease_of(self._read(tx, job_id)), "available", None, "released")
+                lease = _lease_of(self._read(tx, job_id))
+                self._end(tx, lease, "release", "available", "released")
             tx.change(self.UNREGISTER, {"id": identity.id})
         assert self.database.liveness is not None
         self.database.liveness.release()
@@ -962,40 +925,6 @@ class _Holder(NamedTuple):
     first_deadline_ns: int | None
 
 
-def _new_job(
-    kind: str,
-    payload: object,
-    now_ms: int,
-    priority: int = 5,
-    delay: float = 0,
-    run_at: float | datetime | None = None,
-    key: str | None = None,
-    max_attempts: int = 5,
-    lease: float = 60.0,
-    policy: str = "article",
-) -> dict[str, Value]:
-    """Check the arguments of an enqueue and return the values of its row."""
-    if run_at is not None and delay:
-        raise ValueError(
-            f"delay {delay!r} and run_at {run_at!r} exclude each other: give one of them"
-        )
-    wait_ms = model.to_ms(delay, "delay")
-    due_ms = now_ms + wait_ms if run_at is None else max(now_ms, model.moment_ms(run_at))
-    retry.parse(policy)
-    return {
-        "kind": model.check_text(kind, "kind", model.KIND_CHARS_MAX),
-        "state": "scheduled" if due_ms > now_ms else "available",
-        "payload": model.encode_payload(payload),
-        "priority": model.check_count(priority, "priority", 0, 9),
-        "due_ms": due_ms,
-        "key": None if key is None else model.check_text(key, "key", model.KEY_CHARS_MAX),
-        "max_attempts": model.check_count(max_attempts, "max_attempts", 1, model.ATTEMPTS_MAX),
-        "lease_ms": model.to_ms(lease, "lease", lowest_ms=1),
-        "retry": policy,
-        "now_ms": now_ms,
-    }
-
-
 def _kinds_json(kinds: Iterable[str] | None) -> str | None:
     if kinds is None:
         return None
@@ -1008,6 +937,7 @@ def _fenced(lease: Lease, **values: Value) -> dict[str, Value]:
     """Return the values of a statement, with the fencing token that its WHERE names."""
     values["id"] = lease.job.id
     values["fence"] = lease.fence
+    values["worker"] = lease.owner
     return values
 
 

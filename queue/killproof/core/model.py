@@ -28,16 +28,8 @@ SECONDS_MAX: Final = 100 * 365 * 86_400.0
 LIVE: Final = frozenset({"blocked", "scheduled", "available", "leased", "retryable", "held"})
 TERMINAL: Final = frozenset({"succeeded", "dead", "cancelled", "expired"})
 STATES: Final = (
-    "blocked",
-    "scheduled",
-    "available",
-    "leased",
-    "retryable",
-    "held",
-    "succeeded",
-    "dead",
-    "cancelled",
-    "expired",
+    *("blocked", "scheduled", "available", "leased", "retryable", "held"),
+    *("succeeded", "dead", "cancelled", "expired"),
 )
 
 #: Where a state may go; `None` is the state before enqueue.

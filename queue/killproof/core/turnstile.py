@@ -17,7 +17,7 @@ At durability `process` no fsync separates two transactions of the same worker, 
 leaves is back before the kernel has woken the next.  There a second lock, the *gate*, lets one
 waiter at a time stand before the turnstile, and only who entered less than a millisecond ago may
 enter again without passing the gate.  Measured with 16 workers: worst p99.9 536 ms with SQLite's
-busy handler, 183 ms with the turnstile alone, 71 ms with the gate (CORE, hand-off tables).
+busy handler, 183 ms with the turnstile alone, 71 ms with the gate.
 """
 
 import fcntl
