@@ -13,7 +13,7 @@ Script words, one for each attempt; the last one repeats:
     raise           fails before the effect
     permanent       fails before the effect; a target that can must not retry
     exit            the process exits before the effect
-    abort           the process aborts after the effect, before its end is written
+    abort           the process aborts after the effect
     unjsonable      the effect, then a result that JSON cannot hold
 """
 
@@ -94,9 +94,10 @@ def run(
         # A table row is written by the target, in the transaction of its ack.
         log.append("effect", facts)
     _pass(sync, "handler.effect")
-    if word == "abort":
-        os.abort()
     log.append("end", facts | {"outcome": word})
+    if word == "abort":
+        # Its word is on record, as that of `exit`: this death needs no other explanation.
+        os.abort()
     _pass(sync, "handler.end")
     result: dict[str, Any] = {"id": name, "attempt": attempt, "outcome": word}
     if word == "unjsonable":
@@ -108,7 +109,7 @@ def _fail(
     word: str, log: "_EffectLog", facts: dict[str, Any], sync: Callable[[str], None] | None
 ) -> None:
     if word == "exit":
-        # The word goes on record first: a process that ends by itself is no unexplained death.
+        # The word goes on record first: a process that ends itself is no unexplained death.
         log.append("end", facts | {"outcome": "exit"})
         os._exit(EXIT_STATUS)
     log.append("end", facts | {"outcome": word})

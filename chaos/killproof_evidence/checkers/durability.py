@@ -1,0 +1,226 @@
+"""P1, P2, P3, P14, P16: what went in is there, nothing else is, and the sums are right."""
+
+import re
+
+from killproof_evidence.checkers.leases import lease_was_live
+from killproof_evidence.contract import DELETED, TERMINAL
+from killproof_evidence.evidence import Change, Evidence, Story, at, at_end, where
+from killproof_evidence.finding import Finding, Line, Tally
+from killproof_evidence.history import Operation
+
+#: Texts under which SQLite's locks reach a client, whatever the queue wraps them in.
+LOCK_ERROR = re.compile(r"database (table )?is locked|SQLITE_BUSY|SQLITE_LOCKED|DatabaseBusy")
+#: How long a call may wait for the lock before its error is the declared one, ms.
+BUSY_MS_DEFAULT = 30_000
+
+
+def durable_acknowledgement(evidence: Evidence) -> Finding:
+    """P1: an acknowledged enqueue is present or terminal at the end."""
+    tally = Tally()
+    for story in evidence.stories:
+        enqueue = story.acknowledged()
+        if enqueue is None:
+            continue
+        tally.checked += 1
+        if story.row is None and not _may_be_gone(evidence, story):
+            seen = story.changes[-1].at if story.changes else None
+            starts = (execution.at for execution in story.executions[-3:])
+            tally.violate(
+                story.label,
+                f"job {story.label} was acknowledged, never ended, and is gone",
+                at(enqueue),
+                at_end(enqueue),
+                seen,
+                *starts,
+            )
+    return tally.finding("no enqueue was acknowledged", level="process")
+
+
+def _may_be_gone(evidence: Evidence, story: Story) -> bool:
+    """Say whether the contract lets the row of this job go, and the job ended before it went."""
+    ended = bool(story.told("cancel")) or any(
+        execution.ended and execution.effects for execution in story.executions
+    )
+    if story.changes:
+        last = story.changes[-1]
+        return (
+            last.new is None
+            and evidence.contract.allows(last.old, None)
+            and (ended or last.old in TERMINAL)
+        )
+    return ended and any(DELETED in new for new in evidence.contract.edges.values())
+
+
+def no_phantom(evidence: Evidence) -> Finding:
+    """P2: every job that exists or ran was enqueued, and none that was refused exists."""
+    tally = Tally()
+    anonymous: list[Story] = []
+    unanswered = 0
+    for story in evidence.stories:
+        traces = _traces(story)
+        if not traces:
+            unanswered += any(op.type == "info" for op in story.enqueues)
+            continue
+        tally.checked += 1
+        if not story.enqueues:
+            if story.name is None:
+                anonymous.append(story)
+            else:
+                tally.violate(
+                    story.label, f"job {story.label} exists, but nobody enqueued it", *traces
+                )
+        elif all(op.type == "fail" for op in story.enqueues):
+            tally.violate(
+                story.label,
+                f"the enqueue of job {story.label} was refused, yet the job exists",
+                at(story.enqueues[0]),
+                at_end(story.enqueues[0]),
+                *traces,
+            )
+    # A target that keeps no payload hides which unanswered enqueue a nameless job came from.
+    for story in anonymous[unanswered:]:
+        tally.violate(
+            story.label,
+            f"job {story.label} exists, and no unanswered enqueue is left that could be its own",
+            *_traces(story),
+        )
+    return tally.finding("no job exists")
+
+
+def _traces(story: Story) -> list[Line]:
+    found: list[Line] = [change.at for change in story.changes[:1]]
+    found += [row.at for row in story.rows[:1]]
+    found += [execution.at for execution in story.executions[:1]]
+    found += [("effects/table.jsonl", line) for line in story.tables[:1]]
+    found += [("effects/http.jsonl", line) for line in story.posts[:1]]
+    return found
+
+
+def nothing_done_unseen(evidence: Evidence) -> Finding:
+    """P3: succeeded implies a start and an effect; no lease ends without a cause."""
+    tally = Tally()
+    acks_recorded = any(story.outcomes for story in evidence.stories)
+    for story in evidence.stories:
+        succeeded = [change for change in story.changes if change.new == "succeeded"]
+        if succeeded or story.state == "succeeded":
+            tally.checked += 1
+            _check_effect(tally, story)
+        if acks_recorded:
+            for change in story.changes:
+                if change.ends and change.new != "leased":
+                    tally.checked += 1
+                    _check_cause(evidence, tally, story, change)
+    if evidence.clock_stepped:
+        tally.missing("the wall clock was stepped, so no lease's end can be placed in time")
+    return tally.finding("no job succeeded")
+
+
+def _check_effect(tally: Tally, story: Story) -> None:
+    made = any(execution.effects for execution in story.executions)
+    end = story.row.at if story.row else story.changes[-1].at
+    if not story.executions:
+        tally.violate(
+            story.label, f"job {story.label} succeeded, but its handler never started", end
+        )
+    elif not (made or story.tables or story.posts):
+        starts = (execution.at for execution in story.executions[:5])
+        tally.violate(story.label, f"job {story.label} succeeded without an effect", end, *starts)
+
+
+def _check_cause(evidence: Evidence, tally: Tally, story: Story, change: Change) -> None:
+    """Look for what ended this lease: an outcome, a cancel, a death or the deadline."""
+    fence = _fence_before(story, change)
+    if any(op.type != "fail" and op.f != "extend" and op.fence == fence for op in story.outcomes):
+        return
+    if change.new == "cancelled" and story.tried("cancel"):
+        return
+    if change.new == "succeeded":
+        claim = story.claim_of(fence)
+        tally.violate(
+            story.label,
+            f"job {story.label} became succeeded under token {fence}, and nobody had acked that",
+            None if claim is None else at(claim),
+            change.at,
+            *(at(op) for op in story.outcomes[:8]),
+        )
+    elif (holder := lease_was_live(evidence, story, fence, change)) is not None:
+        tally.violate(
+            story.label,
+            f"the lease of job {story.label} (token {fence}) ended as {change.new} without an "
+            f"outcome, while its holder {holder.process} lived and its deadline was to come",
+            at(holder),
+            at_end(holder),
+            change.at,
+        )
+
+
+def _fence_before(story: Story, change: Change) -> int | None:
+    """Return the token of the lease that a change ended."""
+    before = None
+    for other in story.changes:
+        if other is change:
+            break
+        before = other
+    return before.fence if before is not None else change.fence
+
+
+def conservation(evidence: Evidence) -> Finding:
+    """P14: the counts by state add up at every commit, and at the end."""
+    tally = Tally()
+    if not evidence.changes:
+        return tally.finding("no audit: the target's table is not mapped")
+    for story in evidence.stories:
+        before: Change | None = None
+        for change in story.changes:
+            tally.checked += 1
+            expected = before.new if before is not None else None
+            if change.old != expected:
+                tally.violate(
+                    story.label,
+                    f"job {story.label} was {expected or 'absent'} after one commit and "
+                    f"{change.old or 'absent'} before the next",
+                    where(before),
+                    change.at,
+                )
+            before = change
+        final = before.new if before is not None else None
+        states = [row.state for row in story.rows]
+        if (story.changes or story.rows) and states != [final] * (final is not None):
+            tally.violate(
+                story.label,
+                f"job {story.label} was {final or 'absent'} after the last commit, and the "
+                f"snapshot tells it as {', '.join(states) or 'absent'}",
+                where(before),
+                *(row.at for row in story.rows),
+            )
+    return tally.finding("no audit: the target's table is not mapped")
+
+
+def integrity(evidence: Evidence) -> Finding:
+    """P16: integrity_check and foreign keys hold, and no lock error reached a client."""
+    tally = Tally()
+    files = evidence.integrity()
+    if not files:
+        tally.missing("no copy of the database in db/")
+    for name, problems in files.items():
+        tally.checked += 1
+        if problems:
+            tally.violate(None, f"{name}: {'; '.join(problems[:5])}")
+    busy_ms = evidence.contract.parameters.get("busy_ms", BUSY_MS_DEFAULT)
+    for op in evidence.history.operations:
+        if op.type == "ok" or op.value_end is None:
+            continue
+        text = op.value_end.get("error", "") if isinstance(op.value_end, dict) else op.value_end
+        if LOCK_ERROR.search(str(text)) and _waited_ms(evidence, op) < busy_ms:
+            tally.violate(
+                op.job,
+                f"{op.f} of process {op.process} met a lock error after "
+                f"{_waited_ms(evidence, op):.0f} ms, within the {busy_ms} ms it may wait",
+                at(op),
+                at_end(op),
+            )
+    return tally.finding("no copy of the database in db/")
+
+
+def _waited_ms(evidence: Evidence, op: Operation) -> float:
+    return ((op.t if op.t_end is None else op.t_end) - op.t) / 1e6

@@ -1,0 +1,115 @@
+"""P6: exactly one effect where promised; elsewhere each further one has a fault to blame."""
+
+from killproof_evidence.checkers.leases import certainly_live_until
+from killproof_evidence.evidence import HTTP, TABLE, Evidence, Execution, Story, at, at_end, where
+from killproof_evidence.finding import Finding, Tally
+
+
+def single_effect(evidence: Evidence) -> Finding:
+    """P6: exactly-once effect in the transaction or by key; duplicates bounded by faults."""
+    level = evidence.contract.promised("P6")
+    tally = Tally()
+    repeated = 0
+    for story in evidence.stories:
+        if story.executions:
+            tally.checked += 1
+        sink = story.asked.get("sink")
+        if sink == "table" and level == "transaction":
+            _check_rows(tally, story)
+        elif sink == "http" and level in {"transaction", "key"}:
+            _check_posts(tally, story)
+        repeated += max(0, sum(execution.effects for execution in story.executions) - 1)
+        for execution in story.executions:
+            if execution.effects > 1:
+                tally.violate(
+                    story.label,
+                    f"one execution of job {story.label} made its effect {execution.effects} times",
+                    execution.at,
+                    (execution.file, execution.line_effect),
+                )
+        for first, second in zip(story.executions, story.executions[1:], strict=False):
+            if not _excused(evidence, story, first, second):
+                _accuse(tally, story, first, second)
+    tally.figures["repeated_effects"] = repeated
+    return tally.finding("no handler started", level=level if isinstance(level, str) else None)
+
+
+def _check_rows(tally: Tally, story: Story) -> None:
+    wanted = int(story.state == "succeeded")
+    if story.state is not None and len(story.tables) != wanted:
+        tally.violate(
+            story.label,
+            f"job {story.label} ended as {story.state}, and its transaction left "
+            f"{len(story.tables)} rows where {wanted} was due",
+            *((TABLE, line) for line in story.tables[:8]),
+            where(story.row),
+            *(execution.at for execution in story.executions[:8]),
+        )
+
+
+def _check_posts(tally: Tally, story: Story) -> None:
+    applied = len(story.posts)
+    if applied > 1 or (story.state == "succeeded" and applied == 0):
+        tally.violate(
+            story.label,
+            f"the sink applied the key of job {story.label} {applied} times, and the job is "
+            f"{story.state}",
+            *((HTTP, line) for line in story.posts[:8]),
+            *(execution.at for execution in story.executions[:8]),
+        )
+
+
+def _excused(evidence: Evidence, story: Story, first: Execution, second: Execution) -> bool:
+    """Say whether a fault, or the script itself, explains that the job ran once more."""
+    if not first.ended or first.outcome not in {"ok", "sleep", None}:
+        return True
+    outcomes = [
+        op for op in story.outcomes if op.f != "extend" and _belongs(story, op.fence, first)
+    ]
+    if any(op.f == "ack" and op.type == "ok" for op in outcomes):
+        return bool(story.told("replay")) or story.tried("replay")
+    if any(op.type == "info" or (op.f != "ack" and op.type == "ok") for op in outcomes):
+        # Nobody knows whether the ack happened, or the worker gave the job back on purpose.
+        return True
+    death = evidence.death_floor(first.pid)
+    if death is not None and death <= second.t:
+        return True
+    if _was_paused(evidence, first, second):
+        return True
+    return _had_run_out(evidence, story, first, second)
+
+
+def _belongs(story: Story, fence: int | None, execution: Execution) -> bool:
+    token = execution.fence if execution.fence is not None else execution.attempt
+    return fence is None or token is None or fence == token
+
+
+def _was_paused(evidence: Evidence, first: Execution, second: Execution) -> bool:
+    for start, end in evidence.pauses.get(first.pid, ()):
+        if start <= second.t and end >= first.t:
+            return True
+    return evidence.stalled_ns(first.t, second.t) > 0
+
+
+def _had_run_out(evidence: Evidence, story: Story, first: Execution, second: Execution) -> bool:
+    """Say whether the first lease may have run out before the second execution began."""
+    claim = story.claim_of(first.fence)
+    if claim is None or claim.type != "ok":
+        lease_ms = evidence.lease_ms(story)
+        return lease_ms is None or second.t - first.t >= lease_ms * 1_000_000
+    live_until = certainly_live_until(evidence, story, claim, before=second.t)
+    return live_until is None or second.t >= live_until
+
+
+def _accuse(tally: Tally, story: Story, first: Execution, second: Execution) -> None:
+    acks = [op for op in story.outcomes if _belongs(story, op.fence, first)][:3]
+    end = (first.file, first.line_end)
+    tally.violate(
+        story.label,
+        f"job {story.label} ran to its end and then ran again, and no fault explains it",
+        first.at,
+        end,
+        *(at(op) for op in acks),
+        *(at_end(op) for op in acks),
+        second.at,
+    )

@@ -1,0 +1,240 @@
+"""P4, P5: one live lease at a time, and no outcome under an old one."""
+
+from killproof_evidence.evidence import OUTCOMES, Change, Evidence, Story, at, at_end, where
+from killproof_evidence.finding import Finding, Tally
+from killproof_evidence.history import Operation
+
+#: Earlier claims of the job that each claim is held against: leases further back have long ended,
+#: and a job that loops a thousand times must not cost a million comparisons.
+CLAIMS_BACK = 4
+#: Doubt in placing a commit on the monotonic clock, ns: two clocks and a millisecond's rounding.
+DOUBT_NS = 10_000_000
+#: The states in which an accepted outcome may leave the job.
+LEADS_TO = {
+    "ack": {"succeeded"},
+    "nack": {"retryable", "scheduled", "available", "dead", "held"},
+    "release": {"available", "scheduled"},
+    "snooze": {"available", "scheduled", "retryable"},
+}
+
+
+def lease_exclusion(evidence: Evidence) -> Finding:
+    """P4: two live leases of one job never overlap."""
+    tally = Tally()
+    overlaps = overlap_ns = 0
+    for story in evidence.stories:
+        for index, claim in enumerate(story.claims):
+            if claim.type != "ok":
+                continue
+            tally.checked += 1
+            for earlier in story.claims[max(0, index - CLAIMS_BACK) : index]:
+                _check_pair(evidence, tally, story, earlier, claim)
+        for change in story.changes:
+            if change.takes and change.old == "leased":
+                _check_taken_over(evidence, tally, story, change)
+        for first, second in zip(story.executions, story.executions[1:], strict=False):
+            if first.t_end is not None and second.t < first.t_end:
+                overlaps += 1
+                overlap_ns += first.t_end - second.t
+    # No violation by itself: a handler that outlives its lease is what fencing is for.
+    tally.figures["overlapping_executions"] = overlaps
+    tally.figures["overlapping_ms"] = overlap_ns // 1_000_000
+    return tally.finding("no claim is on record")
+
+
+def _check_pair(
+    evidence: Evidence, tally: Tally, story: Story, first: Operation, second: Operation
+) -> None:
+    if first.type != "ok":
+        return
+    if second.fence is not None and second.fence == first.fence:
+        tally.violate(
+            story.label,
+            f"{first.process} and {second.process} both claimed job {story.label} "
+            f"with token {second.fence}",
+            at(first),
+            at_end(first),
+            at(second),
+            at_end(second),
+        )
+        return
+    live_until = certainly_live_until(evidence, story, first, before=second.t)
+    if live_until is None or first.t_end is None or second.t_end is None:
+        return
+    if first.t_end < second.t and second.t_end < live_until:
+        tally.violate(
+            story.label,
+            f"{second.process} claimed job {story.label} while {first.process} held it: "
+            f"{(live_until - second.t_end) / 1e6:.0f} ms of the first lease were left",
+            at(first),
+            at_end(first),
+            at(second),
+            at_end(second),
+        )
+
+
+def _check_taken_over(evidence: Evidence, tally: Tally, story: Story, change: Change) -> None:
+    before = story.changes[story.changes.index(change) - 1]
+    holder = lease_was_live(evidence, story, before.fence, change)
+    if holder is not None:
+        tally.violate(
+            story.label,
+            f"job {story.label} was leased again (token {change.fence}) straight from "
+            f"{holder.process}, which lived and whose deadline was to come",
+            at(holder),
+            at_end(holder),
+            before.at,
+            change.at,
+        )
+
+
+def certainly_live_until(
+    evidence: Evidence, story: Story, claim: Operation, *, before: int
+) -> int | None:
+    """Return the moment up to which this lease was live beyond doubt, monotonic ns.
+
+    Counted from the *start* of the claim or of its last accepted extension, and cut short by the
+    first try to end it and by the death of its holder. None: the contract declares no length.
+
+    Args:
+        evidence: the run.
+        story: the job.
+        claim: the acknowledged claim that got the lease.
+        before: extensions that began later do not count.
+    """
+    lease_ms = evidence.lease_ms(story)
+    if lease_ms is None:
+        return None
+    start, end = claim.t, evidence.death_floor(claim.pid)
+    if claim.pid in evidence.history.ends:
+        end = evidence.history.ends[claim.pid][2]
+    bounds = [] if end is None else [end]
+    for op in story.outcomes:
+        if op.fence != claim.fence or op.type == "fail":
+            continue
+        if op.f != "extend":
+            bounds.append(op.t)
+        elif op.type == "ok" and op.t <= before:
+            start = max(start, op.t)
+    bounds += [op.t for op in story.controls if op.type != "fail" and op.t >= claim.t]
+    return min(start + lease_ms * 1_000_000, *bounds) if bounds else start + lease_ms * 1_000_000
+
+
+def lease_was_live(
+    evidence: Evidence, story: Story, fence: int | None, change: Change
+) -> Operation | None:
+    """Return the claim whose lease was live beyond doubt when a change committed, if it was."""
+    claim = story.claim_of(fence)
+    if claim is None or claim.type != "ok" or evidence.clock_stepped:
+        return None
+    moment = evidence.monotonic(change.t_ms)
+    live_until = certainly_live_until(evidence, story, claim, before=moment)
+    return claim if live_until is not None and moment + DOUBT_NS < live_until else None
+
+
+def fenced_outcome(evidence: Evidence) -> Finding:
+    """P5: a stale ack, nack, extend or release is refused, and told so."""
+    tally = Tally()
+    refused = 0
+    for story in evidence.stories:
+        _check_rising(tally, story)
+        ended: dict[int | None, Change] = {}
+        fence = None
+        for change in story.changes:
+            if change.ends:
+                ended[fence] = change
+            fence = change.fence
+        accepted: dict[int | None, Operation] = {}
+        for op in story.outcomes:
+            refused += op.type == "fail"
+            if op.type != "ok":
+                continue
+            tally.checked += 1
+            if op.fence is None:
+                tally.missing(f"an accepted {op.f} carries no token")
+            elif _check_superseded(tally, story, op, accepted):
+                continue
+            elif op.f in OUTCOMES and story.changes:
+                _check_moved(tally, story, op, ended.get(op.fence))
+            if op.f in OUTCOMES:
+                accepted.setdefault(op.fence, op)
+    tally.figures["refused"] = refused
+    return tally.finding("no outcome was accepted")
+
+
+def _check_rising(tally: Tally, story: Story) -> None:
+    last: Change | None = None
+    for change in story.changes:
+        if not change.takes:
+            continue
+        tally.checked += 1
+        if last is not None and (change.fence or 0) <= (last.fence or 0):
+            tally.violate(
+                story.label,
+                f"job {story.label} was claimed with token {change.fence} after token "
+                f"{last.fence}: it must rise",
+                last.at,
+                change.at,
+            )
+        last = change
+
+
+def _check_superseded(
+    tally: Tally, story: Story, op: Operation, accepted: dict[int | None, Operation]
+) -> bool:
+    """Accuse an outcome that began after its lease had certainly passed on or ended."""
+    later = next(
+        (
+            claim
+            for claim in story.claims
+            if claim.type == "ok"
+            and claim.fence is not None
+            and op.fence is not None
+            and claim.fence > op.fence
+            and claim.t_end is not None
+            and claim.t_end < op.t
+        ),
+        None,
+    )
+    first = accepted.get(op.fence)
+    if later is not None:
+        tally.violate(
+            story.label,
+            f"{op.process} was told ok for the {op.f} of job {story.label} under token "
+            f"{op.fence}, after {later.process} had claimed it with token {later.fence}",
+            at(later),
+            at_end(later),
+            at(op),
+            at_end(op),
+        )
+        return True
+    if first is not None and first.t_end is not None and first.t_end < op.t:
+        tally.violate(
+            story.label,
+            f"{op.process} was told ok for the {op.f} of job {story.label} under token "
+            f"{op.fence}, whose lease a {first.f} had already ended",
+            at(first),
+            at_end(first),
+            at(op),
+            at_end(op),
+        )
+        return True
+    return False
+
+
+def _check_moved(tally: Tally, story: Story, op: Operation, end: Change | None) -> None:
+    """Accuse an outcome that was told ok, though no commit ended this lease in that way."""
+    if end is not None and (end.new is None or end.new in LEADS_TO[op.f]):
+        return
+    claims = [change.at for change in story.changes if change.takes]
+    how = "no commit ended that lease" if end is None else f"that lease ended as {end.new}"
+    tally.violate(
+        story.label,
+        f"{op.process} was told ok for the {op.f} of job {story.label} under token {op.fence}, "
+        f"but {how}",
+        *claims[:10],
+        where(end),
+        at(op),
+        at_end(op),
+        story.changes[-1].at,
+    )

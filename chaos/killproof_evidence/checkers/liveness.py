@@ -1,0 +1,152 @@
+"""P17, P18, P19: what must come to pass once the faults have stopped.
+
+The clock of these promises stands still while a stopped or foreign process holds the write lock,
+or while the supervisor was not watching. Where it was starved altogether, the judge turns a
+violated bound into `unknown`.
+"""
+
+from killproof_evidence.contract import TERMINAL
+from killproof_evidence.evidence import Evidence, Story, at, at_end, where
+from killproof_evidence.finding import Finding, Tally
+
+#: How long a queue gets after the heal before an unfinished job counts, ms.
+DRAIN_MS_DEFAULT = 10_000
+#: How long a due job may wait for its first start after the heal, ms.
+STARVE_MS_DEFAULT = 30_000
+#: States in which a job waits for a person or for another job.
+PARKED = frozenset({"held", "blocked"})
+
+
+def eventual_termination(evidence: Evidence) -> Finding:
+    """P17: once faults stop, every acknowledged, uncancelled job ends."""
+    tally = Tally()
+    heal = evidence.heal
+    if heal is None:
+        tally.missing("the run has no heal phase")
+        return tally.finding("")
+    drain_ms = evidence.contract.parameters.get("drain_ms", DRAIN_MS_DEFAULT)
+    healed_ns = evidence.t_last - heal.t - evidence.stalled_ns(heal.t, evidence.t_last)
+    wall_end_ms = (evidence.t_last + evidence.wall_offset_ns) // 1_000_000
+    for story in evidence.stories:
+        enqueue = story.acknowledged()
+        if enqueue is None or story.row is None or story.told("cancel"):
+            continue
+        tally.checked += 1
+        state = story.row.state
+        if state in TERMINAL or state in PARKED:
+            continue
+        if state != "leased" and (story.row.due_ms or 0) > wall_end_ms - drain_ms:
+            continue
+        if healed_ns < drain_ms * 1_000_000:
+            tally.missing(
+                f"jobs are unfinished, but the heal phase lasted {healed_ns / 1e9:.1f} s of the "
+                f"{drain_ms / 1e3:.1f} s that a queue gets"
+            )
+            continue
+        tally.violate(
+            story.label,
+            f"job {story.label} is still {state} {healed_ns / 1e9:.1f} s after the faults stopped",
+            at(enqueue),
+            at_end(enqueue),
+            heal.at,
+            *(execution.at for execution in story.executions[-3:]),
+            *(change.at for change in story.changes[-4:]),
+            story.row.at,
+        )
+    return tally.finding("no acknowledged job is in the snapshot")
+
+
+def bounded_recovery(evidence: Evidence) -> Finding:
+    """P18: from the kill of a holder to the next claim, within the declared bound."""
+    tally = Tally()
+    bound_ms = evidence.contract.parameters.get("recovery_ms")
+    if bound_ms is None:
+        tally.missing("the contract declares no recovery_ms")
+    times: list[float] = []
+    for recovery in evidence.recoveries:
+        if not recovery.peers_idle:
+            continue
+        story = evidence.story_of(recovery.job)
+        if recovery.t_reclaim is None:
+            if story is None or story.state in TERMINAL or story.told("cancel"):
+                continue
+            tally.checked += 1
+            tally.violate(
+                recovery.job,
+                f"job {recovery.job} was never claimed again after the kill of its holder",
+                recovery.at,
+                where(story.row),
+            )
+            continue
+        tally.checked += 1
+        stalled = evidence.stalled_ns(recovery.t_kill, recovery.t_reclaim)
+        passed_ms = (recovery.t_reclaim - recovery.t_kill - stalled) / 1e6
+        times.append(passed_ms)
+        if bound_ms is not None and passed_ms > bound_ms:
+            tally.violate(
+                recovery.job,
+                f"job {recovery.job} was claimed again {passed_ms:.0f} ms after the kill of its "
+                f"holder, and {bound_ms} ms are declared",
+                recovery.at,
+            )
+    if times:
+        times.sort()
+        tally.figures.update(
+            p50=round(quantile(times, 0.5), 1),
+            p99=round(quantile(times, 0.99), 1),
+            max=round(times[-1], 1),
+        )
+    return tally.finding("no holder was killed while a peer was idle")
+
+
+def quantile(ordered: list[float], share: float) -> float:
+    """Return the nearest-rank quantile of values in order."""
+    return ordered[min(len(ordered) - 1, max(0, -int(-share * len(ordered) // 1) - 1))]
+
+
+def no_starvation(evidence: Evidence) -> Finding:
+    """P19: no due job waits for its first start beyond what is declared."""
+    tally = Tally()
+    heal = evidence.heal
+    if heal is None:
+        tally.missing("the run has no heal phase")
+        return tally.finding("")
+    bound_ms = evidence.contract.parameters.get("starve_ms", STARVE_MS_DEFAULT)
+    longest = 0.0
+    for story in evidence.stories:
+        waited = _wait_after(evidence, story, heal.t)
+        if waited is None:
+            continue
+        tally.checked += 1
+        longest = max(longest, waited)
+        if waited > bound_ms:
+            enqueue = story.enqueues[0]
+            tally.violate(
+                story.label,
+                f"job {story.label} was due and waited {waited / 1e3:.1f} s after the heal for its "
+                f"first start, and {bound_ms / 1e3:.1f} s are declared",
+                at(enqueue),
+                at_end(enqueue),
+                heal.at,
+                *(execution.at for execution in story.executions[:1]),
+            )
+    tally.figures["longest_wait_ms"] = round(longest, 1)
+    return tally.finding("no job waited for its first start after the heal")
+
+
+def _wait_after(evidence: Evidence, story: Story, heal: int) -> float | None:
+    """Return the wait for the first start that lies after the heal, ms; None: there was none."""
+    enqueue = story.acknowledged()
+    if enqueue is None or enqueue.t_end is None or story.told("cancel"):
+        return None
+    delay_ms = story.asked.get("delay_ms") or 0
+    since = max(enqueue.t_end + delay_ms * 1_000_000, heal)
+    if story.executions:
+        until = story.executions[0].t
+    elif story.claims or story.state in TERMINAL:
+        return None
+    else:
+        until = evidence.t_last
+    if until <= since:
+        return None
+    return (until - since - evidence.stalled_ns(since, until)) / 1e6

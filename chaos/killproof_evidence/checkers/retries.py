@@ -1,0 +1,294 @@
+"""P8, P9, P10: how often, and not before when."""
+
+from killproof_evidence.evidence import Change, Evidence, Story, at, at_end, where
+from killproof_evidence.finding import Finding, Tally
+from killproof_evidence.history import Operation
+
+#: Doubt of a bound in ms: both ends are cut to whole milliseconds.
+ROUNDING_MS = 2
+#: The cap of the article's formula, seconds.
+ARTICLE_SECONDS_MAX = 3_600.0
+#: States from which a job comes back by itself.
+WAITING = frozenset({"available", "scheduled", "retryable"})
+
+
+def bounded_attempts(evidence: Evidence) -> Finding:
+    """P8: starts - forgiven <= max_attempts, crashed ones included; then dead, never run again."""
+    tally = Tally()
+    for story in evidence.stories:
+        if story.executions:
+            tally.checked += 1
+            _check_starts(evidence, tally, story)
+        if story.changes:
+            _check_counting(evidence, tally, story)
+            _check_grave(tally, story)
+    return tally.finding("no handler started")
+
+
+def _forgiven(story: Story, change: Change | None = None) -> int:
+    """Return the starts that are no attempt, as the queue counts them, or as it was asked."""
+    if change is not None and change.forgiven is not None:
+        return change.forgiven
+    told = [story.row.forgiven] if story.row else []
+    told += [c.forgiven for c in story.changes[-1:] if c.forgiven is not None]
+    asked = sum(op.f in {"release", "snooze"} and op.type != "fail" for op in story.outcomes)
+    return max(*told, asked) if told else asked
+
+
+def _check_starts(evidence: Evidence, tally: Tally, story: Story) -> None:
+    starts, maximum = len(story.executions), evidence.max_attempts(story)
+    if maximum is None:
+        tally.missing("neither the job nor the contract declares max_attempts")
+        return
+    forgiven = _forgiven(story)
+    if story.tried("replay") and (story.row is None or not story.row.forgiven):
+        # A queue that counts from 0 again after a replay promises the bound for each life.
+        maximum *= 1 + sum(op.f == "replay" and op.type != "fail" for op in story.controls)
+    if starts - forgiven > maximum:
+        tally.violate(
+            story.label,
+            f"job {story.label} was started {starts} times ({forgiven} forgiven), and it may "
+            f"run {maximum} times",
+            *(execution.at for execution in story.executions[:12]),
+            where(story.row),
+        )
+    row = story.row
+    if row is not None and row.attempts is not None and starts > row.attempts:
+        tally.violate(
+            story.label,
+            f"job {story.label} was started {starts} times, and the queue counted {row.attempts}",
+            *(execution.at for execution in story.executions[:12]),
+            row.at,
+        )
+
+
+def _check_counting(evidence: Evidence, tally: Tally, story: Story) -> None:
+    """Each claim counts in its own commit, and a used-up job does not come back."""
+    before: Change | None = None
+    maximum = evidence.max_attempts(story)
+    for change in story.changes:
+        counted = change.attempts
+        if before is not None and counted is not None and before.attempts is not None:
+            if change.takes and counted <= before.attempts:
+                tally.violate(
+                    story.label,
+                    f"the claim of job {story.label} did not count the attempt: "
+                    f"{before.attempts} before it, {counted} after it",
+                    before.at,
+                    change.at,
+                )
+            elif (
+                change.ends
+                and change.new in WAITING
+                and maximum is not None
+                and counted - _forgiven(story, change) >= maximum
+            ):
+                tally.violate(
+                    story.label,
+                    f"job {story.label} used up its {maximum} attempts and went back to "
+                    f"{change.new}",
+                    before.at,
+                    change.at,
+                )
+        before = change
+
+
+def _check_grave(tally: Tally, story: Story) -> None:
+    """Nothing of a dead job starts again without a replay."""
+    dead: Change | None = None
+    for change in story.changes:
+        if change.new == "dead":
+            dead = change
+        elif dead is not None and change.takes and not story.tried("replay"):
+            tally.violate(
+                story.label,
+                f"job {story.label} was dead and was claimed again",
+                dead.at,
+                change.at,
+                *(e.at for e in story.executions if e.fence == change.fence),
+            )
+            return
+
+
+def backoff(evidence: Evidence) -> Finding:
+    """P9: no retry before the policy's delay."""
+    tally = Tally()
+    slack_ms = _claim_ms_max(evidence)
+    for story in evidence.stories:
+        policy = story.asked.get("retry") or evidence.contract.parameters.get("retry")
+        if policy is None:
+            if len(story.executions) > 1:
+                tally.missing("the contract declares no retry policy")
+            continue
+        for op in story.outcomes:
+            if op.f in {"nack", "snooze"} and op.type == "ok":
+                _check_delay(tally, story, op, str(policy))
+        _check_crashes(evidence, tally, story, str(policy), slack_ms)
+    return tally.finding("no attempt failed and was tried again")
+
+
+def delay_ms_min(policy: str, attempt: int) -> float:
+    """Return the shortest delay that a policy may give after the failed attempt (from 1).
+
+    Random parts count as 0. `doubling:SECONDS` is the exponential one without jitter.
+
+    Raises:
+        ValueError: the policy is unknown.
+    """
+    name, _, number = policy.partition(":")
+    if name == "article":
+        return min(ARTICLE_SECONDS_MAX, 2.0 ** min(attempt, 60) * 30) * 1_000
+    if name == "fixed":
+        return float(number) * 1_000
+    if name == "doubling":
+        return min(ARTICLE_SECONDS_MAX, float(number) * 2.0 ** min(attempt - 1, 60)) * 1_000
+    if name in {"immediate", "exponential"}:
+        return 0
+    raise ValueError(f"retry policy {policy!r} is unknown")
+
+
+def _check_delay(tally: Tally, story: Story, op: Operation, policy: str) -> None:
+    """Hold an acknowledged failure against the next claim: both are on one clock."""
+    following = next(
+        (
+            claim
+            for claim in story.claims
+            if claim.type == "ok" and claim.t > op.t and claim.fence != op.fence
+        ),
+        None,
+    )
+    if following is None or following.t_end is None:
+        return
+    tally.checked += 1
+    delay_ms = _asked_delay(op)
+    if delay_ms is None:
+        delay_ms = 0 if op.f == "snooze" else delay_ms_min(policy, _attempt_of(story, op.fence))
+    passed_ms = (following.t_end - op.t) / 1e6
+    if passed_ms < delay_ms - ROUNDING_MS:
+        tally.violate(
+            story.label,
+            f"job {story.label} was claimed again {passed_ms:.0f} ms after its failure, and "
+            f"{delay_ms:.0f} ms were due",
+            at(op),
+            at_end(op),
+            at(following),
+            at_end(following),
+        )
+
+
+def _asked_delay(op: Operation) -> float | None:
+    for value in (op.value, op.value_end):
+        if isinstance(value, dict) and value.get("delay_ms") is not None:
+            return float(value["delay_ms"])
+    return None
+
+
+def _attempt_of(story: Story, fence: int | None) -> int:
+    """Return the attempt under a token, from 1, forgiven starts not counted."""
+    for change in story.changes:
+        if change.takes and change.fence == fence and change.attempts is not None:
+            return max(1, change.attempts - (change.forgiven or 0))
+    for execution in story.executions:
+        if execution.fence == fence and execution.attempt is not None:
+            return max(1, execution.attempt)
+    return 1
+
+
+def _check_crashes(
+    evidence: Evidence, tally: Tally, story: Story, policy: str, slack_ms: float
+) -> None:
+    """Hold each crashed attempt against the claim that follows in the audit.
+
+    Whoever reaped it read the clock up to one claim before the commit: that much is in doubt.
+    """
+    crashes = 0
+    parameters = evidence.contract.parameters
+    first = parameters.get("crash_first", "immediate") == "immediate"
+    later = parameters.get("crash_later", "policy") == "immediate"
+    ended: Change | None = None
+    fence: int | None = None
+    for change in story.changes:
+        if ended is not None and change.takes:
+            delay_ms = delay_ms_min(policy, max(1, (ended.attempts or 1) - _forgiven(story, ended)))
+            passed_ms = change.t_ms - ended.t_ms
+            if not (first if crashes == 1 else later):
+                tally.checked += 1
+                if passed_ms < delay_ms - slack_ms - ROUNDING_MS:
+                    tally.violate(
+                        story.label,
+                        f"job {story.label} was claimed {passed_ms} ms after crash {crashes} of "
+                        f"its worker, and {delay_ms:.0f} ms were due",
+                        ended.at,
+                        change.at,
+                    )
+            ended = None
+        if change.ends and change.new in WAITING and not _has_outcome(story, fence):
+            ended, crashes = change, crashes + 1
+        fence = change.fence
+
+
+def _has_outcome(story: Story, fence: int | None) -> bool:
+    return any(
+        op.f != "extend" and op.type != "fail" and op.fence == fence for op in story.outcomes
+    )
+
+
+def _claim_ms_max(evidence: Evidence) -> float:
+    spans = (
+        op.t_end - op.t
+        for op in evidence.history.operations
+        if op.f in {"claim", "reap"} and op.t_end is not None
+    )
+    return max(spans, default=0) / 1e6
+
+
+def never_early(evidence: Evidence) -> Finding:
+    """P10: a delayed job is not claimed before its time."""
+    tally = Tally()
+    for story in evidence.stories:
+        delay_ms = story.asked.get("delay_ms") or 0
+        if delay_ms > 0:
+            tally.checked += 1
+            _check_first(tally, story, delay_ms)
+        before: Change | None = None
+        for change in story.changes:
+            if before is not None and change.takes and change.old != "leased":
+                due_ms = before.due_ms
+                waited = due_ms is not None and due_ms > before.t_ms
+                tally.checked += waited
+                if due_ms is not None and change.t_ms < due_ms - ROUNDING_MS:
+                    tally.violate(
+                        story.label,
+                        f"job {story.label} was claimed {due_ms - change.t_ms} ms before it was "
+                        f"due",
+                        before.at,
+                        change.at,
+                    )
+            before = change
+    return tally.finding("no job had to wait")
+
+
+def _check_first(tally: Tally, story: Story, delay_ms: int) -> None:
+    enqueue = story.enqueues[0]
+    due = enqueue.t + (delay_ms - ROUNDING_MS) * 1_000_000
+    for claim in story.claims[:1]:
+        if claim.t_end is not None and claim.t_end < due:
+            tally.violate(
+                story.label,
+                f"job {story.label} was to wait {delay_ms} ms and was claimed "
+                f"{(claim.t_end - enqueue.t) / 1e6:.0f} ms after its enqueue began",
+                at(enqueue),
+                at_end(enqueue),
+                at(claim),
+                at_end(claim),
+            )
+    for execution in story.executions[:1]:
+        if execution.t < due:
+            tally.violate(
+                story.label,
+                f"job {story.label} was to wait {delay_ms} ms and started "
+                f"{(execution.t - enqueue.t) / 1e6:.0f} ms after its enqueue began",
+                at(enqueue),
+                at_end(enqueue),
+                execution.at,
+            )

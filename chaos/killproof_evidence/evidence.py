@@ -1,0 +1,718 @@
+"""Evidence: a store, read once and indexed by job, as the checkers see it.
+
+Reading is the only place that touches files; a checker is a function of what stands here. A run
+of a million records must fit in memory, so records become slotted objects, an execution is one
+object for its three lines, and texts that repeat are shared.
+
+Two names meet here. The queue gives a job its id; the harness gave it a name before (`id` in the
+payload), because an enqueue whose answer never came has no other. They are tied together by the
+answers that did come, by the audit and by the snapshot.
+"""
+
+import gc
+import hashlib
+import json
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from killproof_evidence.contract import Contract
+from killproof_evidence.finding import Line
+from killproof_evidence.history import History, Malformed, Operation, read_history
+from killproof_evidence.store import Store
+
+AUDIT: Final = "audit.jsonl"
+SNAPSHOT: Final = "snapshot.jsonl"
+NEMESIS: Final = "nemesis.jsonl"
+TABLE: Final = "effects/table.jsonl"
+HTTP: Final = "effects/http.jsonl"
+
+#: Faults after which a process has no further record; the rest leave it alive.
+DEADLY: Final = frozenset({"kill", "producer-kill"})
+#: Handler outcomes that end the process by itself.
+SELF_ENDED: Final = frozenset({"exit", "abort"})
+#: Faults during which no bound is counted: nobody else could commit, or nobody was watching.
+STANDSTILLS: Final = frozenset({"stall", "lock"})
+#: The end of an interval that has none.
+FOREVER: Final = 1 << 63
+#: Two claims may disagree on the clocks' distance by this much, ns; more is a stepped clock.
+STEP_NS: Final = 20_000_000
+#: Operations that end a lease.
+OUTCOMES: Final = frozenset({"ack", "nack", "release", "snooze"})
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Change:
+    """One committed change of a job, in commit order."""
+
+    line: int  #: of audit.jsonl
+    t_ms: int  #: wall clock
+    old: str | None
+    new: str | None
+    fence: int | None  #: the token, or the count of attempts where the queue has no token
+    attempts: int | None
+    forgiven: int | None
+    priority: int | None
+    due_ms: int | None
+    key: str | None
+    kind: str | None
+    takes: bool  #: a claim: a new lease began, also where an old one was still written down
+    story: "Story"
+
+    @property
+    def at(self) -> Line:
+        """Where it is written."""
+        return AUDIT, self.line
+
+    @property
+    def ends(self) -> bool:
+        """Say whether a lease ended here, by whatever cause."""
+        return self.old == "leased" and (self.new != "leased" or self.takes)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Execution:
+    """One start of a handler, with its effect and its end where they came."""
+
+    file: str
+    line: int  #: of the start
+    pid: int
+    attempt: int | None
+    fence: int | None
+    t: int  #: CLOCK_MONOTONIC ns of the start
+    effects: int = 0
+    line_effect: int = 0
+    line_end: int = 0
+    t_end: int | None = None  #: of the last record of this execution
+    outcome: str | None = None  #: the word of the script; None: it did not get so far
+
+    @property
+    def at(self) -> Line:
+        """Where its start is written."""
+        return self.file, self.line
+
+    @property
+    def ended(self) -> bool:
+        """Say whether the handler came to an end of its own."""
+        return self.line_end > 0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Row:
+    """A job as the snapshot tells it."""
+
+    line: int
+    state: str
+    kind: str | None
+    attempts: int | None
+    forgiven: int
+    max_attempts: int | None
+    key: str | None
+    due_ms: int | None
+    error: str | None
+    digest: str | None  #: of the payload; only of dead jobs, which must keep it
+    history: list[dict[str, Any]] | None
+
+    @property
+    def at(self) -> Line:
+        """Where it is written."""
+        return SNAPSHOT, self.line
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Story:
+    """Everything that is known of one job."""
+
+    id: str | None  #: the queue's
+    name: str | None  #: the harness's
+    enqueues: list[Operation] = field(default_factory=list)
+    claims: list[Operation] = field(default_factory=list)
+    outcomes: list[Operation] = field(default_factory=list)  #: ack nack release snooze extend
+    controls: list[Operation] = field(default_factory=list)  #: cancel and replay
+    changes: list[Change] = field(default_factory=list)
+    executions: list[Execution] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    tables: list[int] = field(default_factory=list)  #: lines of effects/table.jsonl
+    posts: list[int] = field(default_factory=list)  #: lines of effects/http.jsonl
+
+    @property
+    def label(self) -> str | None:
+        """The name under which a witness speaks of the job."""
+        return self.id if self.id is not None else self.name
+
+    @property
+    def row(self) -> Row | None:
+        """The job at the end."""
+        return self.rows[0] if self.rows else None
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What the enqueue asked for; empty where it is not on record."""
+        value = self.enqueues[0].value if self.enqueues else None
+        return value if isinstance(value, dict) else {}
+
+    @property
+    def state(self) -> str | None:
+        """The last known state; None: gone, or never seen."""
+        if self.rows:
+            return self.rows[0].state
+        return self.changes[-1].new if self.changes else None
+
+    def acknowledged(self) -> Operation | None:
+        """Return the enqueue that was acknowledged, if any was."""
+        return next((op for op in self.enqueues if op.type == "ok"), None)
+
+    def told(self, f: str) -> list[Operation]:
+        """Return the acknowledged cancels or replays that the queue says took effect."""
+        return [
+            op
+            for op in self.controls
+            if op.f == f and op.type == "ok" and op.value_end is not False
+        ]
+
+    def tried(self, f: str) -> bool:
+        """Say whether a cancel or replay may have happened, acknowledged or not."""
+        return any(op.f == f and op.type != "fail" for op in self.controls)
+
+    def claim_of(self, fence: int | None) -> Operation | None:
+        """Return the acknowledged claim that got this token."""
+        return next((op for op in self.claims if op.fence == fence), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One line of the nemesis log."""
+
+    line: int
+    fault: str
+    t: int
+    t_end: int | None
+    pid: int | None
+    hit: bool
+
+    @property
+    def at(self) -> Line:
+        """Where it is written."""
+        return NEMESIS, self.line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """What one process, or the file, used at one moment."""
+
+    line: int
+    pid: int | None
+    values: dict[str, Any]
+
+    @property
+    def at(self) -> Line:
+        """Where it is written."""
+        return "samples.jsonl", self.line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """A kill of a holder and the claim that followed; None: none did."""
+
+    line: int
+    job: str
+    t_kill: int
+    t_reclaim: int | None
+    peers_idle: bool
+
+    @property
+    def at(self) -> Line:
+        """Where it is written."""
+        return "recovery.jsonl", self.line
+
+
+class Evidence:
+    """A run as the checkers see it."""
+
+    def __init__(self, store: Store) -> None:
+        """Read the whole store; this is where the time goes."""
+        self.store = store
+        self.run: dict[str, Any] = store.read_run()
+        self.contract: Contract = store.read_contract()
+        self.malformed: list[Malformed] = []
+        self.unexplained: list[Malformed] = []
+        self.changes: list[Change] = []
+        self.stories: list[Story] = []
+        self.strangers: list[Execution] = []  #: executions of a name that nobody enqueued
+        self._by_id: dict[str, Story] = {}
+        self._by_name: dict[str, Story] = {}
+        with _no_collector():
+            self.faults = self._read_nemesis()
+            killed = {f.pid for f in self.faults if f.fault in DEADLY and f.pid is not None}
+            self.killed: dict[int, Fault] = {
+                f.pid: f for f in self.faults if f.fault in DEADLY and f.pid is not None
+            }
+            self._read_audit()
+            self._read_snapshot()
+            self.history: History = read_history(store, killed=killed)
+            self.malformed += self.history.malformed
+            self._index_history()
+            self.self_ended: dict[int, Line] = {}
+            self._read_effects()
+            self._read_sinks()
+            self.samples = list(self._read_samples())
+            self.recoveries = list(self._read_recoveries())
+        self.last_seen = self._last_seen()
+        self._explain_deaths()
+        self.stalls = self._intervals()
+        self.pauses = self._pauses()
+        self.clock_stepped = False  #: the wall clock and the monotonic one parted in the run
+        self.wall_offset_ns = self._wall_offset()
+
+    # --- Questions that several checkers ask.
+
+    @property
+    def starved(self) -> bool:
+        """Say whether the supervisor got too little CPU for time bounds to mean anything."""
+        return bool(self.run.get("starved"))
+
+    @property
+    def heal(self) -> Fault | None:
+        """The start of the heal phase."""
+        return next((fault for fault in self.faults if fault.fault == "heal"), None)
+
+    def lease_ms(self, story: Story) -> int | None:
+        """Return the length of the job's lease in ms; None: not declared."""
+        asked = story.asked.get("lease_ms")
+        return asked if asked is not None else self.contract.parameters.get("lease_ms")
+
+    def max_attempts(self, story: Story) -> int | None:
+        """Return the bound on the job's attempts; None: not declared."""
+        row = story.row
+        if row is not None and row.max_attempts is not None:
+            return row.max_attempts
+        asked = story.asked.get("max_attempts")
+        return asked if asked is not None else self.contract.parameters.get("max_attempts")
+
+    def story_of(self, job: str) -> Story | None:
+        """Return the job of this id, the queue's or the harness's."""
+        return self._by_id.get(job) or self._by_name.get(job)
+
+    def stalled_ns(self, start: int, end: int) -> int:
+        """Return how much of [start, end] lies in a stall, when no bound may be counted."""
+        return sum(max(0, min(end, b) - max(start, a)) for a, b in self.stalls)
+
+    def death_floor(self, pid: int) -> int | None:
+        """Return a time at which the process certainly still lived; None: it ended in order."""
+        if pid in self.history.exited:
+            return None
+        if (fault := self.killed.get(pid)) is not None:
+            return fault.t
+        return self.last_seen.get(pid, 0)
+
+    def monotonic(self, t_ms: int) -> int:
+        """Return a wall clock time in ms as CLOCK_MONOTONIC ns, within about a millisecond."""
+        return t_ms * 1_000_000 - self.wall_offset_ns
+
+    @property
+    def t_last(self) -> int:
+        """The time of the last record of any process."""
+        return max(self.last_seen.values(), default=0)
+
+    # --- Reading.
+
+    def _story(self, id: str | None, name: str | None) -> Story:  # noqa: A002
+        """Return the story of a job, tying its two names together."""
+        story = self._by_id.get(id) if id is not None else None
+        named = self._by_name.get(name) if name is not None else None
+        if story is None and named is not None and (id is None or named.id is None):
+            story = named
+        elif story is not None and named is not None and named is not story and named.id is None:
+            _merge(named, story)
+            self.stories.remove(named)
+            self._by_name[str(name)] = story
+        if story is None:
+            story = Story(id=None, name=None)
+            self.stories.append(story)
+        if id is not None and story.id is None:
+            story.id = id
+            self._by_id[id] = story
+        if name is not None and story.name is None:
+            story.name = name
+            # One name with two ids is a broken promise (P12); the first keeps the name.
+            self._by_name.setdefault(name, story)
+        return story
+
+    def _bad(self, file: str, line: int, reason: str) -> None:
+        self.malformed.append(Malformed(file=file, line=line, reason=reason))
+
+    def _read_nemesis(self) -> list[Fault]:
+        faults = []
+        for line, record in self.store.read(self.store.nemesis):
+            if record is None or "fault" not in record or "t" not in record:
+                self._bad(NEMESIS, line, "torn, or without a fault and a time")
+                continue
+            faults.append(
+                Fault(
+                    line=line,
+                    fault=record["fault"],
+                    t=record["t"],
+                    t_end=record.get("t_end"),
+                    pid=record.get("pid"),
+                    hit=bool(record.get("hit")),
+                )
+            )
+        return faults
+
+    def _read_audit(self) -> None:
+        words: dict[Any, Any] = {}
+        share = words.setdefault
+        expected = 1
+        for line, record in self.store.read(self.store.audit):
+            if record is None:
+                self._bad(AUDIT, line, "torn")
+                continue
+            get = record.get
+            # The table never loses a row and its numbers have no gap: a gap is a missing line.
+            if get("seq") != expected:
+                self._bad(AUDIT, line, f"change {get('seq')} where {expected} was due")
+            expected = (get("seq") or expected) + 1
+            name = get("harness_id")
+            story = self._story(str(record["job"]), None if name is None else str(name))
+            old, new, key, kind = get("old"), get("new"), get("key"), get("kind")
+            fence, attempts = get("fence"), get("attempts")
+            if fence is None:
+                fence = attempts
+            before = story.changes[-1].fence if story.changes else None
+            change = Change(
+                line=line,
+                t_ms=get("t_ms") or 0,
+                old=share(old, old),
+                new=share(new, new),
+                fence=fence,
+                attempts=attempts,
+                forgiven=get("forgiven"),
+                priority=get("priority"),
+                due_ms=get("due_ms"),
+                key=key,
+                kind=share(kind, kind),
+                takes=new == "leased" and (old != "leased" or fence != before),
+                story=story,
+            )
+            story.changes.append(change)
+            self.changes.append(change)
+
+    def _read_snapshot(self) -> None:
+        words: dict[Any, Any] = {}
+        share = words.setdefault
+        for line, record in self.store.read(self.store.snapshot):
+            if record is None or "id" not in record or "state" not in record:
+                self._bad(SNAPSHOT, line, "torn, or without an id and a state")
+                continue
+            get = record.get
+            payload = get("payload")
+            name = payload.get("id") if isinstance(payload, dict) else None
+            story = self._story(str(record["id"]), None if name is None else str(name))
+            state, kind = record["state"], get("kind")
+            story.rows.append(
+                Row(
+                    line=line,
+                    state=share(state, state),
+                    kind=share(kind, kind),
+                    attempts=get("attempts"),
+                    forgiven=get("forgiven") or 0,
+                    max_attempts=get("max_attempts"),
+                    key=get("key"),
+                    due_ms=get("due_ms"),
+                    error=get("error"),
+                    digest=payload_digest(payload) if state == "dead" else None,
+                    history=get("history"),
+                )
+            )
+
+    def _index_history(self) -> None:
+        for op in self.history.operations:
+            if op.f == "enqueue":
+                value = op.value
+                name = value.get("id") if isinstance(value, dict) else None
+                story = self._story(op.job, None if name is None else str(name))
+                story.enqueues.append(op)
+            elif op.job is None:
+                continue
+            else:
+                story = self._story(op.job, None)
+                if op.f == "claim":
+                    story.claims.append(op)
+                elif op.f in OUTCOMES or op.f == "extend":
+                    story.outcomes.append(op)
+                else:
+                    story.controls.append(op)
+        for story in self.stories:
+            for operations in (story.enqueues, story.claims, story.outcomes, story.controls):
+                if len(operations) > 1:
+                    operations.sort(key=_by_time)
+
+    def _read_effects(self) -> None:
+        for path in self.store.effect_files():
+            _EffectFile(f"effects/{path.name}", self).read(self.store.read(path))
+        for story in self.stories:
+            if len(story.executions) > 1:
+                story.executions.sort(key=_by_time)
+
+    def _read_sinks(self) -> None:
+        for file, attribute in ((TABLE, "tables"), (HTTP, "posts")):
+            for line, record in self.store.read(self.store.path / file):
+                if record is None or "job" not in record:
+                    self._bad(file, line, "torn, or without a job")
+                    continue
+                getattr(self._story(None, str(record["job"])), attribute).append(line)
+
+    def _read_samples(self) -> Iterator[Sample]:
+        for line, record in self.store.read(self.store.samples):
+            if record is None:
+                self._bad("samples.jsonl", line, "torn")
+            else:
+                yield Sample(line=line, pid=record.get("pid"), values=record)
+
+    def _read_recoveries(self) -> Iterator[Recovery]:
+        for line, record in self.store.read(self.store.recovery):
+            if record is None or "t_kill" not in record or "job" not in record:
+                self._bad("recovery.jsonl", line, "torn, or without a kill and a job")
+                continue
+            yield Recovery(
+                line=line,
+                job=str(record["job"]),
+                t_kill=record["t_kill"],
+                t_reclaim=record.get("t_reclaim"),
+                peers_idle=bool(record.get("peers_idle", True)),
+            )
+
+    def _last_seen(self) -> dict[int, int]:
+        seen: dict[int, int] = {}
+        for op in self.history.operations:
+            t = op.t if op.t_end is None else op.t_end
+            if t > seen.get(op.pid, 0):
+                seen[op.pid] = t
+        for story in self.stories:
+            for execution in story.executions:
+                t = execution.t if execution.t_end is None else execution.t_end
+                if t > seen.get(execution.pid, 0):
+                    seen[execution.pid] = t
+        for pid, (_, _, t) in self.history.ends.items():
+            seen[pid] = max(t, seen.get(pid, 0))
+        return seen
+
+    def _explain_deaths(self) -> None:
+        """Note processes that neither ended in order nor were killed: an OOM kill, perhaps.
+
+        Each line stands, so a violation that they prove stands too; a pass would rest on sand.
+        """
+        stopped = {fault.pid for fault in self.faults if fault.fault == "term"}
+        for pid, (file, line) in self.history.last.items():
+            if pid not in self.killed and pid not in self.self_ended and pid not in stopped:
+                reason = "its process ended here, and nothing tells why"
+                self.unexplained.append(Malformed(file=file, line=line, reason=reason))
+
+    def _intervals(self) -> list[tuple[int, int]]:
+        """Return when nobody could commit or the supervisor slept, joined where they overlap."""
+        joined: list[tuple[int, int]] = []
+        found = ((f.t, f.t_end) for f in self.faults if f.fault in STANDSTILLS)
+        for start, end in sorted((a, b) for a, b in found if b is not None):
+            if joined and start <= joined[-1][1]:
+                joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+            else:
+                joined.append((start, end))
+        return joined
+
+    def _pauses(self) -> dict[int, list[tuple[int, int]]]:
+        """Return, for each pid, when it was stopped; without an end, until the run's."""
+        pauses: dict[int, list[tuple[int, int]]] = {}
+        for fault in self.faults:
+            if fault.pid is None:
+                continue
+            found = pauses.setdefault(fault.pid, [])
+            if fault.fault == "pause":
+                found.append((fault.t, FOREVER if fault.t_end is None else fault.t_end))
+            elif fault.fault == "cont" and found and found[-1][1] == FOREVER:
+                found[-1] = (found[-1][0], fault.t)
+        return pauses
+
+    def integrity(self) -> dict[str, list[str]]:
+        """Return what SQLite finds wrong in each copied database; an empty list is sound.
+
+        The copies are copied once more, so that opening one does not change the store.
+        """
+        found: dict[str, list[str]] = {}
+        names = sorted(p.name for p in self.store.db.glob("*")) if self.store.db.is_dir() else []
+        with tempfile.TemporaryDirectory(prefix="killproof-integrity-") as folder:
+            for name in names:
+                source = self.store.db / name
+                if source.is_file() and not name.endswith(("-shm", ".workers", ".turnstile")):
+                    shutil.copyfile(source, Path(folder, name))
+            for name in names:
+                copy = Path(folder, name)
+                if copy.is_file() and _is_database(copy):
+                    found[name] = _problems(copy)
+        return found
+
+    def _wall_offset(self) -> int:
+        """Return wall clock minus monotonic clock, as the claims bound it.
+
+        A claim's audit row was written between the two ends of its operation, on both clocks;
+        all claims together leave a small interval, or none where the wall clock was stepped.
+        """
+        low, high = -(1 << 63), 1 << 63
+        for change in self.changes:
+            if change.new != "leased" or not change.story.claims:
+                continue
+            op = change.story.claim_of(change.fence)
+            if op is not None and op.t_end is not None and change.takes:
+                low = max(low, change.t_ms * 1_000_000 - op.t_end)
+                high = min(high, (change.t_ms + 1) * 1_000_000 - op.t)
+        if low > high + STEP_NS:
+            self.clock_stepped = True
+        return (low + high) // 2
+
+
+class _EffectFile:
+    """Joins the records of one pid to executions."""
+
+    def __init__(self, name: str, evidence: Evidence) -> None:
+        self._name = name
+        self._evidence = evidence
+        self._open: dict[tuple[Any, ...], Execution] = {}
+        self._expected = 1
+        self._pid = 0
+
+    def read(self, records: Iterable[tuple[int, dict[str, Any] | None]]) -> None:
+        """Read the whole file into the stories."""
+        torn = 0
+        for line, record in records:
+            if torn:
+                self._bad(torn, "not a JSON object")
+            torn = 0
+            if record is None:
+                torn = line
+                continue
+            try:
+                self._take(line, record)
+            except (KeyError, TypeError) as error:
+                self._bad(line, f"a record with a missing or wrong field ({error})")
+        if torn and self._pid not in self._evidence.killed:
+            self._bad(torn, "torn")
+
+    def _take(self, line: int, record: dict[str, Any]) -> None:
+        get = record.get
+        what, self._pid, t = record["what"], record["pid"], record["t"]
+        number = get("n")
+        if number is not None:
+            # A pid that is used again starts again at 1.
+            if number != self._expected and not (number == 1 and what == "start"):
+                self._bad(line, f"record {number} where {self._expected} was due")
+            self._expected = number + 1
+        name, queue_id = str(record["job"]), get("queue_id")
+        key = (name, get("attempt"), get("fence"))
+        if what == "start":
+            execution = Execution(
+                file=self._name,
+                line=line,
+                pid=self._pid,
+                attempt=get("attempt"),
+                fence=get("fence"),
+                t=t,
+            )
+            self._open[key] = execution
+            self._place(name, queue_id, execution)
+            return
+        opened = self._open.get(key)
+        if opened is None:
+            return self._bad(line, f"{what} without a start")
+        opened.t_end = t
+        if what == "effect":
+            opened.effects += 1
+            opened.line_effect = line
+            opened.outcome = get("outcome")
+        else:
+            opened.line_end = line
+            opened.outcome = get("outcome")
+            del self._open[key]
+        if opened.outcome in SELF_ENDED:
+            self._evidence.self_ended[self._pid] = (self._name, line)
+        return None
+
+    def _place(self, name: str, queue_id: object, execution: Execution) -> None:
+        evidence = self._evidence
+        story = evidence._by_id.get(str(queue_id)) if queue_id is not None else None
+        if story is None or story.name not in {None, name}:
+            story = evidence._story(None, name)
+        story.executions.append(execution)
+
+    def _bad(self, line: int, reason: str) -> None:
+        self._evidence._bad(self._name, line, reason)
+
+
+def payload_digest(payload: Any) -> str:
+    """Return the SHA-256 of a payload in canonical JSON, to compare it without keeping it."""
+    text = json.dumps(payload, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+
+
+def at(operation: Operation) -> Line:
+    """Where the invocation is written."""
+    return operation.file, operation.line
+
+
+class Written(Protocol):
+    """Anything that was read from one line."""
+
+    @property
+    def at(self) -> Line:
+        """Where it is written."""
+
+
+def where(record: Written | None) -> Line | None:
+    """Where a record is written; None where there is none."""
+    return None if record is None else record.at
+
+
+def at_end(operation: Operation) -> Line | None:
+    """Where the completion is written; None: it never came."""
+    return (operation.file, operation.line_end) if operation.line_end else None
+
+
+def _is_database(path: Path) -> bool:
+    with open(path, "rb") as file:
+        return file.read(16) == b"SQLite format 3\0"
+
+
+def _problems(path: Path) -> list[str]:
+    try:
+        with closing(sqlite3.connect(path)) as connection:
+            rows = connection.execute("PRAGMA integrity_check").fetchall()
+            problems = [str(row[0]) for row in rows if row[0] != "ok"]
+            for table, rowid, parent, _ in connection.execute("PRAGMA foreign_key_check"):
+                problems.append(f"row {rowid} of {table} refers to no row of {parent}")
+    except sqlite3.Error as error:
+        return [str(error)]
+    return problems
+
+
+def _by_time(record: Operation | Execution) -> int:
+    return record.t
+
+
+def _merge(source: Story, target: Story) -> None:
+    for name in ("enqueues", "claims", "outcomes", "controls", "executions", "tables", "posts"):
+        getattr(target, name).extend(getattr(source, name))
+
+
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    """Stop the cyclic collector: it would walk millions of live objects again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
