@@ -43,6 +43,8 @@ class Handle:
         self.turnstile = turnstile
         self.log = log
         self.log_bytes = log.log_bytes()
+        #: True in a child that was forked in the middle of a transaction: not ours to touch.
+        self.is_inherited = False
         #: Held by the thread during each call, so that nobody closes the connection under it.
         self.in_use = threading.RLock()
         # A thread that ends drops its handle, and so does the end of the process.
@@ -59,17 +61,25 @@ class Handle:
         with self.in_use:
             self._closer()
 
-    def abandon(self) -> None:
-        """Close descriptors of ours only: SQLite's connection is leaked on purpose, for ever.
+    def keep(self) -> None:
+        """Leave everything open for ever: SQLite's connection is leaked on purpose.
 
-        In a forked child closing it would meet the parent's file; after a disk failure the last
-        close would copy frames into the database that nobody has verified.
+        After a disk failure the last close would copy frames into the database that nobody has
+        verified.  Another thread may be in the middle of a write, so nothing of ours closes either.
         """
         if self._closer.detach() is not None:
             # Also the end of the interpreter would close it, but for one reference too many.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.connection))
-            self.turnstile.abandon()
-            self.log.close()
+
+    def abandon(self) -> None:
+        """In a forked child: close descriptors of ours only, and nothing of SQLite's.
+
+        Its close would meet the parent's file; unlocking would release the parent's turn.
+        """
+        self.is_inherited = True
+        self.keep()
+        self.turnstile.abandon()
+        self.log.close()
 
 
 def _close(connection: sqlite3.Connection, turnstile: Turnstile, log: Barrier) -> None:

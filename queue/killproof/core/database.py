@@ -73,18 +73,23 @@ _failed: dict[str, str] = {}
 class Transaction:
     """A transaction in progress: what `with queue.transaction() as tx` gives."""
 
-    __slots__ = ("_connection", "_cursors")
+    __slots__ = ("_connection", "_cursors", "has_ended", "path")
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: sqlite3.Connection, path: str) -> None:
         self._connection = connection
         self._cursors: list[sqlite3.Cursor] = []
+        self.path = path
+        #: True once its block was left: a statement would then commit itself, and not durably.
+        self.has_ended = False
 
     def execute(self, sql: LiteralString, values: Values = ()) -> sqlite3.Cursor:
         """Run one statement of the caller; its cursor ends with the transaction.
 
         Raises:
+            ValueError: its block was left; definite.
             sqlite3.Error: as SQLite says; leaving the block with it rolls everything back.
         """
+        self.check_open(self.path)
         cursor = self._connection.execute(sql, values)
         self._cursors.append(cursor)
         return cursor
@@ -114,8 +119,19 @@ class Transaction:
 
     def end(self) -> None:
         """Close the cursors given out: one left open would pin its snapshot and the log with it."""
+        self.has_ended = True
         for cursor in self._cursors:
             cursor.close()
+
+    def check_open(self, path: str) -> None:
+        """Refuse a transaction that has ended, or is on another file.
+
+        Raises:
+            ValueError: definite.
+        """
+        if self.has_ended or self.path != path:
+            why = "whose block has ended" if self.has_ended else f"not on {path!r}"
+            raise ValueError(f"tx is a transaction on {self.path!r}, {why}")
 
 
 class Database:
@@ -134,6 +150,7 @@ class Database:
 
         Raises:
             FileRefused: newer, foreign, not a database, on an unfit file system, at another level.
+            ValueError: the level is unknown.
             StorageFailed: the disk failed under this file before.
             DatabaseBusy: the lock was not free within the limit.
         """
@@ -152,8 +169,14 @@ class Database:
         self.guard = threading.Lock()
         self._local = threading.local()
         self._handles: weakref.WeakSet[Handle] = weakref.WeakSet()
-        if refusal := host.lock.refusal(self.path, "process"):
+        if durability not in (None, "power", "process"):
+            raise ValueError(f"durability {durability!r} is unknown: use 'power' or 'process'")
+        # Before anything is opened: a refused path must not be left with an empty file, and the
+        # last close after a disk failure would copy frames that nobody has verified.
+        level = "process" if os.path.exists(self.path) else durability or "power"
+        if refusal := host.lock.refusal(self.path, level):
             raise FileRefused(refusal)
+        barrier.check_not_failed(self.path)
         self.durability: Durability = "process"  # Until the file has told: nothing is vouched for.
         try:
             with kept.opening:
@@ -191,9 +214,9 @@ class Database:
                     yield transaction
                 self._commit(handle, operation, held)
             finally:
-                if held:
-                    handle.turnstile.leave()
                 _inside.discard(mark)
+                if held and not handle.is_inherited:
+                    handle.turnstile.leave()
             self._after_commit(lambda: self._settle(handle, operation))
 
     @contextmanager
@@ -213,12 +236,14 @@ class Database:
                     f"this thread is in a transaction on {self.path}: read through its tx"
                 )
             self._patiently(lambda: _begin_read(handle.connection))
-            transaction = Transaction(handle.connection)
+            transaction = Transaction(handle.connection, self.path)
             try:
                 yield transaction
             finally:
-                transaction.end()
-                _roll_back(handle.connection)
+                if not handle.is_inherited:
+                    transaction.end()
+                    _roll_back(handle.connection)
+            self._check_ours(handle)
             self._wait_for_disk(handle)
 
     def peek(self, sql: LiteralString, values: Values = ()) -> list[tuple[Value, ...]]:
@@ -232,16 +257,17 @@ class Database:
         With the caller's connection it is the caller's COMMIT, and its durability, that count.
 
         Raises:
-            ValueError: the connection is on another file.
+            ValueError: it is on another file, or has ended.
         """
         if isinstance(tx, Transaction):
+            tx.check_open(self.path)
             return tx
         names = [row[2] for row in tx.cursor().execute("PRAGMA database_list") if row[1] == "main"]
         if not names or os.path.realpath(names[0]) != self.path:
             raise ValueError(
                 f"tx is a connection on {names[0] if names else None!r}, not on {self.path!r}"
             )
-        return Transaction(tx)
+        return Transaction(tx, self.path)
 
     def is_writing(self) -> bool:
         """Whether this thread is inside a write: an asynchronous exception had better wait."""
@@ -255,7 +281,7 @@ class Database:
             handles = list(self._handles)
         for handle in handles:
             if self.path in _failed:
-                handle.abandon()
+                handle.keep()
             else:
                 handle.close()
         if self.liveness is not None:
@@ -279,7 +305,7 @@ class Database:
         for database in list(_databases):
             if database.path == self.path:
                 for handle in list(database._handles):
-                    handle.abandon()
+                    handle.keep()
 
     # The steps of a write, in order.
 
@@ -289,16 +315,27 @@ class Database:
         try:
             self._patiently(lambda: handle.connection.execute("BEGIN IMMEDIATE"))
             _point(operation, "locked")
-            transaction = Transaction(handle.connection)
+            transaction = Transaction(handle.connection, self.path)
             try:
                 yield transaction
             finally:
-                transaction.end()
+                if not handle.is_inherited:
+                    transaction.end()
+            self._check_ours(handle)
             _point(operation, "written")
         except BaseException as error:
-            _roll_back(handle.connection)
+            if not handle.is_inherited:
+                _roll_back(handle.connection)
             self._raise_known(error)
             raise
+
+    def _check_ours(self, handle: Handle) -> None:
+        """Refuse to end a transaction that a fork has copied: it is the parent's to commit."""
+        if handle.is_inherited:
+            raise NestedTransaction(
+                f"this process was forked in the middle of a transaction on {self.path}: "
+                "only the parent can end it"
+            )
 
     def _commit(self, handle: Handle, operation: LiteralString, held: bool) -> None:
         def commit() -> None:
@@ -418,6 +455,10 @@ class Database:
                 raise
         except BaseException as error:
             connection.close()
+            if isinstance(error, FileNotFoundError | PermissionError):
+                raise FileRefused(
+                    f"{self.path}: {error.strerror}: check the folder and its rights"
+                ) from error
             self._raise_known(error)
             raise
         return Handle(self.path, connection, turnstile, log)
@@ -471,8 +512,6 @@ class Database:
         try:
             found = self._patiently(lambda: self._durability_of(connection))
             level = found or asked or "power"
-            if asked not in (None, "power", "process"):
-                raise ValueError(f"durability {asked!r} is unknown: use 'power' or 'process'")
             if asked not in (None, level):
                 raise FileRefused(
                     f"{self.path} has durability {level!r}, not {asked!r}: it is the file's; "
@@ -480,7 +519,6 @@ class Database:
                 )
             if refusal := self.host.lock.refusal(self.path, level):
                 raise FileRefused(refusal)
-            barrier.check_not_failed(self.path)
             if found is None:
                 self._patiently(lambda: self._make_schema(connection, level))
                 return self._patiently(lambda: self._durability_of(connection)) or level
@@ -497,7 +535,7 @@ class Database:
             name
             for (name,) in connection.execute(
                 "SELECT name FROM sqlite_schema"
-                " WHERE name IN ('job', 'worker', 'attempt', 'killproof_schema')"
+                " WHERE lower(name) IN ('job', 'worker', 'attempt', 'killproof_schema')"
             )
         }
         if "killproof_schema" not in tables:
@@ -575,10 +613,6 @@ class Database:
 
     def _raise_known(self, error: BaseException) -> None:
         """Raise the error of ours that an error of SQLite's stands for; return if there is none."""
-        if isinstance(error, FileNotFoundError | PermissionError):
-            raise FileRefused(
-                f"{self.path}: {error.strerror}: check the folder and its rights"
-            ) from error
         if isinstance(error, sqlite3.Error) and (known := _KNOWN.get(_primary_code(error))):
             kind, remedy = known
             raise kind(f"{self.path}: {error}: {remedy}") from error
