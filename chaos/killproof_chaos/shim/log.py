@@ -16,13 +16,16 @@ rebuilds a disk from it:
 - Blind says that a file was mapped for writing: images of it mean nothing from there on.
 """
 
+import ctypes
 import mmap
+import os
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from killproof_chaos.shim.build import build
 from killproof_chaos.shim.calls import File, Kind, RecordType
 from killproof_chaos.shim.control import MAGIC
 
@@ -159,7 +162,7 @@ class Blind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Torn:
-    """A process was killed while it recorded a Begin: the call was not made."""
+    """A process was killed while it recorded something."""
 
     seq: int
     at: int  #: byte of the log
@@ -184,6 +187,21 @@ def read_log(path: Path) -> Iterator[Record]:
             return
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:
             yield from _records(memory)
+
+
+def file_key(path: Path, *, library: Path | None = None) -> FileKey | None:
+    """Return the key that the log gives to the file of this name; None when there is none.
+
+    For the files that were there before the recording began. The file is not opened, so no lock of
+    this process is dropped.
+
+    Raises:
+        ShimUnavailable: the library is not given and cannot be built.
+    """
+    shim = ctypes.CDLL(str(library or build()))
+    parts = (ctypes.c_uint64 * 3)()
+    found = shim.killproof_file_key(ctypes.c_char_p(os.fsencode(path)), parts)
+    return FileKey(*parts) if found else None
 
 
 def pair(records: Iterable[Record]) -> list[Call]:
