@@ -444,6 +444,80 @@ def test_a_program_that_closes_all_descriptors_gets_no_log_in_its_files(watched:
     assert sum(end.kind == Kind.WRITE for end in ends) == 596
 
 
+REUSED_BY_A_SOCKET = """
+import os, socket, sys
+file = os.open(sys.argv[1] + "/queue.db", os.O_RDWR | os.O_CREAT, 0o644)
+os.write(file, b"abc")
+os.closerange(file, file + 1)
+ours, theirs = socket.socketpair()
+assert ours.fileno() == file
+os.write(file, b"to the socket")
+"""
+
+
+def test_a_socket_that_got_a_file_s_number_is_not_watched(watched: Control) -> None:
+    assert run(watched, REUSED_BY_A_SOCKET).stderr == ""
+
+    assert only_process(watched).counts[Kind.WRITE, File.DATABASE] == 1
+
+
+VFORKS = """
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+int main(int count, char **arguments)
+{
+    int file = open(arguments[count - 1], O_RDWR | O_CREAT, 0644), status;
+    pid_t child = vfork();
+    if (child == 0) {
+        if (write(file, "child", 5) != 5)
+            _exit(1);
+        _exit(0);
+    }
+    waitpid(child, &status, 0);
+    return status != 0 || write(file, "parent", 6) != 6;
+}
+"""
+
+
+def test_a_vforked_child_is_not_taken_for_its_parent(watched: Control, tmp_path: Path) -> None:
+    source, program = tmp_path / "vforks.c", tmp_path / "vforks"
+    source.write_text(VFORKS, encoding="utf-8")
+    subprocess.run([find_compiler(), "-o", str(program), str(source)], check=True)
+    watched.set_rule(kill(2))  # The parent's write. The child's would kill the child.
+
+    done = subprocess.run(
+        [str(program), str(watched.path.parent / "db" / "queue.db-wal")],
+        env=os.environ | preload_environment(watched),
+        check=False,
+    )
+
+    assert done.returncode == -signal.SIGKILL
+    assert wal_of(watched) == b"child"
+
+
+def test_an_error_of_the_kernel_s_reaches_program_and_log(watched: Control) -> None:
+    code = """
+import os, sys
+os.chdir(sys.argv[1])
+for call in (lambda: os.open("no/queue.db", 0), lambda: os.unlink("x"),
+             lambda: os.open("queue.db", 0), lambda: os.rmdir(sys.argv[1])):
+    try:
+        call()
+    except OSError as error:
+        print(error.errno, end=" ")
+"""
+    assert run(watched, code).stdout == "2 2 2 "
+
+    ends = [call.end for call in pair(read_log(watched.path.parent / "log"))]
+    assert [(end.kind, end.error, end.is_done) for end in ends if end is not None] == [
+        (Kind.UNLINK, 2, False),
+        (Kind.OPEN, 2, False),
+        (Kind.RMDIR, 0, True),
+    ]
+
+
 def test_names_are_known_through_links_and_dots(watched: Control) -> None:
     folder = watched.path.parent / "db"
     (watched.path.parent / "link").symlink_to(folder)

@@ -6,13 +6,15 @@ rebuilds a disk from it:
 - A sync makes durable the writes whose End stands before the sync's *Begin*, once its own End says
   that it succeeded (`is_done`). An injected failure reached no disk.
 - A Begin without an End belongs to a process that was killed in between: the call may have happened
-  or not (a long write also in part, page by page), and each must be tried. A Torn record's call was never made.
+  or not (a long write also in part, page by page), and each must be tried.
+- A Torn record is one that a process was killed in. It was a Begin, whose call was then never made,
+  or an End, and then its Begin stands without one.
 - Files are told apart by `FileKey`, not by name: a deleted and re-created -wal is another file. A
   name is bound to a key by the End of the open that follows it (with O_CREAT in the Begin's flags
   it may have been created there: it was, if the name was not bound to that key), by rename, link
   and mkdir, and by Seen (a descriptor that was inherited, or opened through a symbolic link).
-- Open with O_TRUNC in its flags truncates to nothing. An End of an open carries the file's
-  size then, in which a write of another process may count whose End comes later.
+- Open with O_TRUNC in its flags truncates to nothing. An End of an open carries the size
+  at that moment, in which a write of another process may count whose End comes later.
 - The offset of a write stands in its End; in its Begin it is -1 when the descriptor appends.
 - Blind says that a file was mapped for writing: images of it mean nothing from there on.
 """

@@ -196,18 +196,13 @@ static int clock_now(clockid_t clock, struct timespec *now)
 
 /* ---- The log. */
 
-static int is_log(int descriptor)
-{
-    struct stat now;
-    return descriptor >= 0 && descriptor == log_descriptor && fstat(descriptor, &now) == 0
-        && now.st_ino == log_file.st_ino && now.st_dev == log_file.st_dev;
-}
-
 /* Open the log if it is not open.  A program may close every descriptor it finds (daemons do) and
  * get ours for its database; so before each record it is shown to be the log still. */
 static int log_is_open(void)
 {
-    if (is_log(log_descriptor))
+    struct stat now;
+    if (log_descriptor >= 0 && fstat(log_descriptor, &now) == 0 && now.st_ino == log_file.st_ino
+        && now.st_dev == log_file.st_dev)
         return 1;
     int small = (int)syscall(SYS_openat, AT_FDCWD, control->log, O_WRONLY | O_APPEND | O_CLOEXEC);
     if (small < 0)
@@ -662,8 +657,6 @@ int __openat_2(int folder, const char *name, int flags)
 int close(int descriptor)
 {
     struct call call = {.kind = KIND_CLOSE};
-    if (is_log(descriptor) && is_observed())
-        return 0; /* A program that closes all that it finds would close our log. */
     if (descriptor < 0 || descriptor >= DESCRIPTORS || descriptors[descriptor].state != WATCHED
         || !on_descriptor(&call, descriptor)) {
         forget(descriptor);
