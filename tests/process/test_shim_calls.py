@@ -461,6 +461,35 @@ def test_a_socket_that_got_a_file_s_number_is_not_watched(watched: Control) -> N
     assert only_process(watched).counts[Kind.WRITE, File.DATABASE] == 1
 
 
+NUMBERS_THAT_BECOME_FILES = """
+import fcntl, os, sys
+file = os.open(sys.argv[1] + "/queue.db", os.O_RDWR | os.O_CREAT, 0o644)
+os.symlink(sys.argv[1] + "/queue.db", sys.argv[1] + "/../link")
+def freed():
+    reader, writer = os.pipe()
+    os.write(writer, b"known as a pipe")
+    os.closerange(writer, writer + 1)
+    return writer
+copies = [
+    lambda number: os.dup2(file, number),
+    lambda number: os.dup2(file, number, inheritable=False),
+    lambda number: os.dup(file),
+    lambda number: fcntl.fcntl(file, fcntl.F_DUPFD, number),
+    lambda number: os.open(sys.argv[1] + "/../link", os.O_WRONLY),
+]
+for copy in copies:
+    number = freed()
+    assert copy(number) == number
+    os.write(number, b"abc")
+"""
+
+
+def test_a_number_that_became_a_watched_file_is_watched(watched: Control) -> None:
+    assert run(watched, NUMBERS_THAT_BECOME_FILES).stderr == ""
+
+    assert only_process(watched).counts[Kind.WRITE, File.DATABASE] == 5
+
+
 VFORKS = """
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -490,6 +519,7 @@ def test_a_vforked_child_is_not_taken_for_its_parent(watched: Control, tmp_path:
     done = subprocess.run(
         [str(program), str(watched.path.parent / "db" / "queue.db-wal")],
         env=os.environ | preload_environment(watched),
+        timeout=DEADLINE_SECONDS,
         check=False,
     )
 

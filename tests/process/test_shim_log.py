@@ -292,11 +292,12 @@ def test_the_inode_alone_would_not_have_told_them_apart(watched: Control) -> Non
 
 
 APPENDS = """
-import os, sys
+import fcntl, os, sys
 file = os.open(sys.argv[1] + "/queue.db.failed", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 os.write(file, b"one"); os.write(file, b"three")
 plain = os.open(sys.argv[1] + "/queue.db.failed", os.O_WRONLY)
 os.lseek(plain, 2, 0); os.write(plain, b"xy"); os.writev(plain, [b"z", b"w"])
+fcntl.fcntl(plain, fcntl.F_SETFL, os.O_APPEND); os.write(plain, b"end")
 """
 
 
@@ -309,6 +310,7 @@ def test_a_write_without_an_offset_is_recorded_with_the_one_it_had(watched: Cont
         (-1, 3, b"three"),
         (2, 2, b"xy"),
         (4, 4, b"zw"),
+        (-1, 8, b"end"),
     ]
 
 

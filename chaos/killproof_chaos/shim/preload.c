@@ -484,8 +484,6 @@ static void strike(struct call *call, int signal, uint16_t marks)
     call->result = signal;
     record(call, TYPE_SIGNAL, marks);
     syscall(SYS_tgkill, self, syscall(SYS_gettid), signal);
-    while (signal == SIGKILL)
-        pause();
 }
 
 /* Stand before a call: 1, make it; 0, it has failed already and errno says how. */
