@@ -314,6 +314,41 @@ print(told)
         assert process.wait(DEADLINE_SECONDS) == 0
 
 
+def test_a_rule_set_anew_counts_anew_in_a_running_process(watched: Control) -> None:
+    watched.set_start_armed(True)
+    watched.set_rule(failing(Kind.WRITE, File.WAL, errno.EIO, first=3))
+    code = """
+import os, sys
+file = os.open(sys.argv[1] + "/q.db-wal", os.O_RDWR | os.O_CREAT)
+while input() == "write":
+    try:
+        os.write(file, b"a")
+    except OSError as error:
+        print(error.errno, flush=True)
+    else:
+        print("written", flush=True)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(watched.path.parent / "db")],
+        env=os.environ | preload_environment(watched),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        bufsize=1,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        told = []
+        for number in range(5):
+            if number == 2:
+                watched.set_rule(failing(Kind.WRITE, File.WAL, errno.EIO, first=3))
+            process.stdin.write("write\n")
+            told.append(process.stdout.readline())
+        process.stdin.write("end\n")
+
+    assert told == [*["written\n"] * 4, f"{errno.EIO}\n"]
+
+
 @pytest.mark.skipif(shutil.which("sqlite3") is None, reason="the sqlite3 program is not installed")
 def test_a_program_in_another_language_is_failed_too(watched: Control) -> None:
     watched.set_start_armed(True)
