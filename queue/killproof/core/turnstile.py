@@ -160,7 +160,8 @@ class _Helper:
         """Stop waiting; True if the grant came at the last moment, and is ours."""
         with self._guard:
             if self._state == "granted":
-                self._answered.acquire()
+                # Not blocking: an exception may have come just after the answer was taken.
+                self._answered.acquire(blocking=False)
                 self._state = "idle"
                 return True
             self._state = "left"
