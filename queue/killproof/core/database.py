@@ -15,6 +15,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib.resources import files
 from typing import Final, Literal, LiteralString, TypeVar
 
@@ -162,7 +163,7 @@ class Database:
         self.checkpoint_commits = CHECKPOINT_COMMITS
         #: Writes that went on without the turnstile: more than a few mean a stopped process.
         self.bypasses = 0
-        #: The death lock of this process, once something was claimed; set by `jobs`.
+        #: What deaths are seen by, and this process's own byte; set by `jobs`.
         self.liveness: Liveness | None = None
         self._dead = ""
         self._closed = False
@@ -488,6 +489,8 @@ class Database:
         # Errors of the automatic checkpoint are invisible, and it is PASSIVE.
         connection.execute("PRAGMA wal_autocheckpoint = 0").fetchall()
         connection.execute("PRAGMA foreign_keys = ON")
+        # Bytes that are no UTF-8 would else stop every claim that meets them.
+        connection.text_factory = partial(str, encoding="utf-8", errors="backslashreplace")
         connection.execute(f"PRAGMA journal_size_limit = {LOG_BYTES_KEPT}").fetchall()
         if connection.execute("PRAGMA synchronous").fetchone()[0] != 1:
             raise FileRefused(f"{self.path}: SQLite did not accept synchronous=NORMAL")
