@@ -311,13 +311,15 @@ class Worker:
 
     def _claim(self) -> Lease | None:
         """Claim a job, or return None; a file that is busy or full is never the end of a worker."""
-        try:
-            lease = self._queue.claim(self._handlers.kinds)
-        except TRANSIENT as error:
-            self._note_transient("claim", error)
-            return None
-        self._busy_streak = 0
-        return lease
+        while not self._stopping:
+            try:
+                lease = self._queue.claim(self._handlers.kinds)
+            except TRANSIENT as error:
+                self._note_transient("claim", error)
+            else:
+                self._busy_streak = 0
+                return lease
+        return None
 
     def _note_transient(self, what: str, error: Exception) -> None:
         """Say it once for a row of equal troubles, and pause before the next try."""
