@@ -358,6 +358,10 @@ class Database:
         except OutcomeUnknown:
             raise
         except BaseException as error:
+            if isinstance(error, sqlite3.Error) and _primary_code(error) == sqlite3.SQLITE_FULL:
+                # The log's last frame, which commits, was not written: nothing can bring it back.
+                # An fsync that fails is another code (IOERR), and can.
+                self._raise_known(error)
             raise OutcomeUnknown(
                 f"the commit may or may not have happened ({type(error).__name__}: {error}): "
                 "look at the job, or repeat the call with the same key"
