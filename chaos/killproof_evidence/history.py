@@ -51,14 +51,29 @@ class HistoryWriter:
         self._open: dict[int, str] = {}
 
     def invoke(
-        self, f: str, *, job: object = None, fence: int | None = None, value: object = None
+        self,
+        f: str,
+        *,
+        job: object = None,
+        fence: int | None = None,
+        value: object = None,
+        since: int | None = None,
     ) -> int:
-        """Record that operation `f` is about to begin; return its number for the completion."""
+        """Record that operation `f` is about to begin; return its number for the completion.
+
+        Args:
+            f: one of OPERATIONS.
+            job: the queue's id, where it is known beforehand.
+            fence: of the lease that the call shows.
+            value: what is asked, for the checkers.
+            since: CLOCK_MONOTONIC ns at which it began, when that was earlier: the claim of an
+                `ack_and_claim` is put on record after the ack that it shared a commit with.
+        """
         assert f in OPERATIONS, f
         with self._lock:
             self._number += 1
             self._open[self._number] = f
-            self._append(self._number, f, "invoke", job, fence, value)
+            self._append(self._number, f, "invoke", job, fence, value, since)
             return self._number
 
     def ok(
@@ -94,12 +109,19 @@ class HistoryWriter:
                 self._lives += 1
 
     def _append(
-        self, n: int, f: str, kind: str, job: object, fence: int | None, value: object
+        self,
+        n: int,
+        f: str,
+        kind: str,
+        job: object,
+        fence: int | None,
+        value: object,
+        since: int | None = None,
     ) -> None:
         assert os.getpid() == self._pid, "a forked child writes a history of its own"
         process = f"{self._process}~{self._lives}" if self._lives else self._process
         record: dict[str, Any] = {
-            "t": time.monotonic_ns(),
+            "t": time.monotonic_ns() if since is None else since,
             "pid": self._pid,
             "process": process,
             "n": n,

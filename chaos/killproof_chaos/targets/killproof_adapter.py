@@ -10,6 +10,7 @@ import json
 import logging
 import sqlite3
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -78,10 +79,11 @@ class RecordedQueue(Queue):
     ) -> Lease | None:
         """Ack and claim in one transaction: two operations of the history, one after the other."""
         ack = super().ack_and_claim
+        since = time.monotonic_ns()
         following = self._recorder.call(
             "ack", lambda: ack(lease, result, kinds), job=lease.job.id, fence=lease.fence
         )
-        return self._recorder.call("claim", lambda: following, told=_claimed)
+        return self._recorder.call("claim", lambda: following, since=since, told=_claimed)
 
     def extend(self, lease: Lease) -> Lease:
         """Extend, on record."""
