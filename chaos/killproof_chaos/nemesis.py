@@ -33,6 +33,8 @@ WITHOUT_LEASE: Final = ("enqueue.", "cancel.", "reap.", "promote.", "worker.", "
 WITHOUT_LEASE_YET: Final = frozenset({"claim.begin", "claim.locked", "claim.written"})
 #: A random fault waits at most so long for a busy victim, and then takes an idle one.
 BUSY_WAIT_MS: Final = 150
+#: A kill that wants an idle peer waits for the next lull, and not for ever.
+SPARE_WAIT_MS: Final = 4_000
 #: A worker that has worked so long on one job will still hold it when the grace time is over.
 LONG_WORK_NS: Final = 120_000_000
 #: Byte 120 of the -shm file is the lock of SQLite's one writer (WAL_WRITE_LOCK, wal.c).
@@ -80,7 +82,7 @@ class Nemesis:
         self._lease_ms = lease_ms
         self._blind = blind
         self._aims: dict[str, deque[Fault]] = {}
-        self._random: deque[Fault] = deque()
+        self._random: list[Fault] = []
         self._pauses: list[Pause] = []
         self._locks: dict[str, Process] = {}
         self._working_since: dict[int, int] = {}
@@ -107,8 +109,9 @@ class Nemesis:
             self._admit(self._planned.popleft())
         self._serve_arrivals()
         self._drive_stops()
-        while self._random and self._strike_at_random(self._random[0], elapsed_ms):
-            self._random.popleft()
+        self._random = [
+            fault for fault in self._random if not self._strike_at_random(fault, elapsed_ms)
+        ]
 
     def heal(self) -> None:
         """Make no more faults: let everybody go on, and say so in the log."""
@@ -131,14 +134,12 @@ class Nemesis:
         status = process.status
         if process.doom:
             killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-            if killed:
+            if killed:  # Otherwise it ended by itself a moment before.
                 self._count("kill", process.doom)
                 self._write(process.doom)
-            elif process.told_stop_ns == 0:
-                return self._explains_itself(process, status)
-            return True
-        if process.told_stop_ns:
-            return os.WIFEXITED(status)
+                return True
+        if process.told_stop_ns and os.WIFEXITED(status):
+            return True  # Whether in time and in order, says P21.
         return self._explains_itself(process, status)
 
     # --- Each fault.
@@ -276,6 +277,7 @@ class Nemesis:
     def _strike_at_random(self, fault: Fault, elapsed_ms: int) -> bool:
         """Make a fault wherever the victim is; False: try again in the next turn."""
         if fault.fault == "kill-all":
+            # Nobody else may have the file open: only then is the log recovered, not just read.
             if self._pauses or self._locks or not self._crew.all_born:
                 return False
             self.kill_all()
@@ -286,12 +288,19 @@ class Nemesis:
             for process in self._crew.of_role(*roles)
             if process.state == "running" and not process.told_stop_ns
         ]
-        busy = [p for p in victims if self._board.phase(p.slot) not in ("", IDLE)]
-        if not busy and (not victims or elapsed_ms - fault.at_ms < BUSY_WAIT_MS):
+        phases = {process: self._board.phase(process.slot) for process in victims}
+        waited_ms = elapsed_ms - fault.at_ms
+        busy = [process for process in victims if phases[process] not in ("", IDLE)]
+        if fault.spare and waited_ms < SPARE_WAIT_MS:
+            idle = any(phase == IDLE for phase in phases.values())
+            busy = [p for p in victims if idle and phases[p].startswith("handler.")]
+            if not busy:
+                return False
+        if not busy and (not victims or waited_ms < BUSY_WAIT_MS):
             return False
         choice = busy or victims
         process = choice[int(fault.draw * len(choice))]
-        phase = self._board.phase(process.slot)
+        phase = phases[process]
         if fault.fault == "kill":
             self.kill(process, phase)
         elif fault.fault == "term":

@@ -29,6 +29,10 @@ OPTIONS: Final = frozenset(
 )
 #: A job that is enqueued twice with its key, or cancelled, must still wait when that comes.
 WAITING_MS: Final = 1_200
+#: Jobs come in bursts: in the lull between two of them workers are idle, and somebody is there to
+#: take over at once what a killed peer held.
+PERIOD_MS: Final = 2_000
+BURST_SHARE: Final = 0.65
 #: A maintenance job reaps now and then; a target that cannot is not asked.
 REAP_EVERY: Final = 40
 #: In place of a length: the payload is the user's.
@@ -138,7 +142,7 @@ def make(
     lists: list[list[Operation]] = [[] for _ in range(producers)]
     gap_ms = 1_000 / JOBS_PER_SECOND
     for number in range(int(seconds * JOBS_PER_SECOND)):
-        at_ms = int(number * gap_ms)
+        at_ms = _in_burst(number * gap_ms)
         name = f"j{number}"
         job = _users(jobs, number, name, source, trouble) if jobs else _mixed(name, source, trouble)
         operations = lists[number % producers]
@@ -149,6 +153,12 @@ def make(
     for operations in lists:
         operations.sort(key=lambda operation: operation.at_ms)
     return lists
+
+
+def _in_burst(at_ms: float) -> int:
+    """Move a moment of an even stream to its place in the burst of its period."""
+    period, offset = divmod(at_ms, PERIOD_MS)
+    return int(period * PERIOD_MS + offset * BURST_SHARE)
 
 
 def _follow(job: Job, at_ms: int, source: random.Random) -> list[Operation]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from killproof_chaos import coverage
-from killproof_chaos.plan import Plan
+from killproof_chaos.plan import Options, Plan
 from killproof_evidence.audit import dump_audit, install_audit
 from killproof_evidence.environment import environment
 from killproof_evidence.store import Store
@@ -45,7 +45,12 @@ def prepare(target: Target, place: Path, database: Path, plan: Plan) -> None:
 
 
 def finish(
-    target: Target, store: Store, place: Path, database: Path, run: dict[str, Any]
+    target: Target,
+    store: Store,
+    place: Path,
+    database: Path,
+    options: Options,
+    run: dict[str, Any],
 ) -> dict[str, Any]:
     """Write everything that the checkers read; return run.json as written."""
     for path in sorted(place.iterdir()):
@@ -64,7 +69,7 @@ def finish(
     run["environment"] = found
     run["counts"] = _counts(store)
     run["contract"] = "contract.toml"
-    run["obligations"]["hit"] = coverage.hit(store)
+    run["obligations"]["hit"] = coverage.hit(store, options, run)
     store.write_run(run)
     return run
 
@@ -145,18 +150,18 @@ def _write_recovery(store: Store) -> None:
     for claim in held:
         kill = kills[claim.pid]
         later = [c.t for c in by_job[claim.job] if c.fence > claim.fence and c.t > kill["t"]]
-        if later:
-            log.append(
-                {
-                    "t_kill": kill["t"],
-                    "pid": claim.pid,
-                    "job": claim.job,
-                    "fence": claim.fence,
-                    "phase": kill["phase"],
-                    "t_reclaim": min(later),
-                    "peers_idle": kill["idle_peers"] > 0,
-                }
-            )
+        log.append(
+            {
+                "t_kill": kill["t"],
+                "pid": claim.pid,
+                "job": claim.job,
+                "fence": claim.fence,
+                "phase": kill["phase"],
+                # None: nobody had to, its outcome was in the file; or nobody did, says P18.
+                "t_reclaim": min(later, default=None),
+                "peers_idle": kill["idle_peers"] > 0,
+            }
+        )
     log.close()
 
 

@@ -35,7 +35,7 @@ SAMPLE_SECONDS: Final = 0.25
 SHOW_SECONDS: Final = 0.1
 SINK_SECONDS_MAX: Final = 10.0
 #: The queue must come to rest within the time of the run again, but not less than this.
-DRAIN_SECONDS_MIN: Final = 8.0
+DRAIN_SECONDS_MIN: Final = 6.0
 #: Counts must be the same in so many looks of the observer, a tenth of a second apart.
 STABLE_LOOKS: Final = 3
 STOP_SECONDS_MAX: Final = 15.0
@@ -122,6 +122,7 @@ class Engine:
             self._store,
             self._place,
             self._database,
+            self._options,
             {
                 "target": self._target.name,
                 "engine": "proc",
@@ -218,8 +219,8 @@ class Engine:
             reason = f"{live} jobs were still alive" if live else ""
             if total != look["inserted"]:
                 reason = f"{look['inserted']} jobs were enqueued and {total} are there"
-            if not reason and stable >= STABLE_LOOKS and not self._crew.of_role("producer"):
-                return True, ""
+            if not live and stable >= STABLE_LOOKS and not self._crew.of_role("producer"):
+                return not reason, reason
         return False, reason or "the counts did not come to rest"
 
     def _drain_blindly(self) -> tuple[bool, str]:
@@ -306,25 +307,22 @@ class Engine:
         return (time.monotonic_ns() - self._start_ns) / 1e9
 
     def _sample(self) -> None:
-        files, threads = 0, 0
+        """Write the size of the log, and what each worker has open, as the kernel shows it."""
+        now = time.monotonic_ns()
+        try:
+            self._samples.append({"t": now, "wal_bytes": os.stat(f"{self._database}-wal").st_size})
+        except FileNotFoundError:
+            return
         for process in self._crew.of_role("worker"):
             try:
-                files = max(files, len(os.listdir(f"/proc/{process.pid}/fd")))
-                threads = max(threads, len(os.listdir(f"/proc/{process.pid}/task")))
+                counts = {
+                    "open_files": len(os.listdir(f"/proc/{process.pid}/fd")),
+                    "threads": len(os.listdir(f"/proc/{process.pid}/task")),
+                }
             except (FileNotFoundError, ProcessLookupError, PermissionError):
                 continue  # It has just been killed.
-        try:
-            wal_bytes = os.stat(f"{self._database}-wal").st_size
-        except FileNotFoundError:
-            wal_bytes = 0
-        self._samples.append(
-            {
-                "t": time.monotonic_ns(),
-                "wal_bytes": wal_bytes,
-                "open_files": files,
-                "threads": threads,
-            }
-        )
+            facts = {"t": now, "pid": process.pid, "process": process.name}
+            self._samples.append(facts | counts)
 
     def _tell(self, phase: Phase, *, force: bool = False) -> None:
         if not self._start_ns and not force:
