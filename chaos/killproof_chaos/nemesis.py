@@ -140,6 +140,8 @@ class Nemesis:
                 return True
         if process.told_stop_ns and os.WIFEXITED(status):
             return True  # Whether in time and in order, says P21.
+        if process.role == "producer" and status == 0:
+            return True  # It has done all of its list.
         return self._explains_itself(process, status)
 
     # --- Each fault.

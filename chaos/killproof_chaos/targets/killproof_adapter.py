@@ -25,6 +25,7 @@ from killproof_chaos.recording import Recorder, open_recorder, process_name
 from killproof_chaos.workload import KINDS
 from killproof_evidence import effect
 from killproof_evidence.contract import Contract
+from killproof_evidence.records import without_alarms
 from killproof_evidence.target import AuditMapping, Definite, Indefinite, JobRow
 
 LEASE_SECONDS: Final = 0.5
@@ -99,8 +100,12 @@ class RecordedQueue(Queue):
 
     @contextmanager
     def completing(self, lease: Lease, result: object = None) -> Iterator[Transaction]:
-        """Ack together with the caller's SQL, on record."""
+        """Ack together with the caller's SQL, on record.
+
+        It runs inside a handler, where the worker's alarm raises; its completion must not be cut.
+        """
         with (
+            without_alarms(),
             self._recorder.during("ack", job=lease.job.id, fence=lease.fence),
             super().completing(lease, result) as tx,
         ):

@@ -185,7 +185,7 @@ def _check_given_back(
     outcomes = [op for op in story.outcomes if op.fence == claim.fence and op.pid == claim.pid]
     # A refused extension told the worker that the lease was gone: nothing was left to give back.
     ended = [op for op in outcomes if op.f != "extend" or op.type == "fail"]
-    if not ended and not story.tried("cancel"):
+    if not ended and not story.tried("cancel") and not _was_taken(evidence, story, claim):
         tally.violate(
             story.label,
             f"{claim.process} stopped on SIGTERM and left job {story.label} leased",
@@ -211,3 +211,17 @@ def _check_given_back(
                     change.at,
                 )
         before = change
+
+
+def _was_taken(evidence: Evidence, story: Story, claim: Operation) -> bool:
+    """Say whether the lease had ended in the file before its process did.
+
+    A worker that noticed by its own clock gives nothing back, and says nothing to the queue.
+    """
+    _, _, exited = evidence.history.ends[claim.pid]
+    before = None
+    for change in story.changes:
+        if before is not None and change.ends and before.fence == claim.fence:
+            return evidence.monotonic(change.t_ms) <= exited
+        before = change
+    return False
