@@ -2,6 +2,8 @@
 
 import os
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -151,12 +153,11 @@ def test_the_fix_of_the_wal_reset_fault_is_known_by_its_exact_ranges(
 
 def fail(path: Path, *, garbage: bytes = b"") -> None:
     """Leave the file as a process does whose disk failed: a log, a marker, nobody connected."""
-    child = os.fork()
-    if child == 0:
-        queue = Queue(path)
-        queue.enqueue("k", {"n": 2})
-        os._exit(0)  # Not closed: the log stays.
-    os.waitpid(child, 0)
+    leave = (
+        "import os, sys; from killproof import Queue\n"
+        "Queue(sys.argv[1]).enqueue('k', {'n': 2}); os._exit(0)"  # Not closed: the log stays.
+    )
+    subprocess.run([sys.executable, "-c", leave, path], check=True)
     with open(f"{path}-wal", "ab") as log:
         log.write(garbage)
     Path(f"{path}.failed").write_text("fdatasync failed\n")
