@@ -66,8 +66,8 @@ class Check:
 def wal_reset_affected(version: tuple[int, int, int]) -> bool:
     """Say whether this SQLite can lose commits when two programs checkpoint and write at once.
 
-    >>> wal_reset_affected((3, 40, 1)), wal_reset_affected((3, 44, 6)), wal_reset_affected((3, 52,
-    0)) (True, False, True)
+    >>> [wal_reset_affected(version) for version in ((3, 40, 1), (3, 44, 6), (3, 52, 0))]
+    [True, False, True]
     """
     return not any(first <= version < before for first, before in WAL_RESET_FIXED)
 

@@ -11,6 +11,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -98,10 +99,10 @@ class Stand:
         assert job is not None
         return job
 
-    def do(self, function: Callable[[Context], object], **options: object) -> Job:
+    def do(self, function: Callable[[Context], object], **options: Any) -> Job:
         """Run one job with this handler and return what became of it."""
         self.add(function)
-        job_id = self.queue.enqueue("k", {"n": 1}, retry="fixed:100", **options)  # type: ignore[arg-type]  # Options of enqueue.
+        job_id = self.queue.enqueue("k", {"n": 1}, retry="fixed:100", **options)
         self.run()
         return self.job(job_id)
 
