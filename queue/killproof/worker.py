@@ -266,7 +266,7 @@ class Worker:
         self._report_at_ns = 0
 
     def run(self) -> None:
-        """Work until `stop` or a signal; then return with no job in hand.
+        """Work until `stop` or a signal; then return with no job in hand.  Once for each worker.
 
         Raises:
             RuntimeError: called outside of the main thread, where no signal could end a handler.

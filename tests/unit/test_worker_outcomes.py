@@ -476,6 +476,20 @@ def test_the_limit_is_not_swallowed_by_a_handlers_own_except_exception(live: Sta
     assert job.error_class == "HandlerTimeout"
 
 
+def test_a_coroutine_over_its_time_limit_is_cancelled(live: Stand) -> None:
+    seen: list[str] = []
+
+    async def handler(context: Context) -> None:
+        try:
+            await asyncio.sleep(3_600)
+        finally:
+            seen.append("cleaned up")
+
+    job = run_live(live, handler, timeout=0.02)
+
+    assert (job.error_class, seen) == ("HandlerTimeout", ["cleaned up"])
+
+
 def test_an_interruption_waits_for_the_end_of_a_transaction(live: Stand) -> None:
     """Cut inside a transaction, an outcome would be unknown that is known."""
 
