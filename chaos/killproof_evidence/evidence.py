@@ -115,7 +115,8 @@ class Row:
     key: str | None
     due_ms: int | None
     error: str | None
-    digest: str | None  #: of the payload; only of dead jobs, which must keep it
+    name: str | None  #: the harness's, as the payload has it at the end
+    digest: str | None  #: of the payload; only of dead jobs, which must keep it; None: not shown
     history: list[dict[str, Any]] | None
 
     @property
@@ -425,7 +426,8 @@ class Evidence:
                     key=get("key"),
                     due_ms=get("due_ms"),
                     error=get("error"),
-                    digest=payload_digest(payload) if state == "dead" else None,
+                    name=name,
+                    digest=_digest(payload) if state == "dead" else None,
                     history=get("history"),
                 )
             )
@@ -649,6 +651,10 @@ class _EffectFile:
 
     def _bad(self, line: int, reason: str) -> None:
         self._evidence._bad(self._name, line, reason)
+
+
+def _digest(payload: Any) -> str | None:
+    return None if payload is None else payload_digest(payload)
 
 
 def payload_digest(payload: Any) -> str:

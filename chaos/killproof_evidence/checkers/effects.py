@@ -27,11 +27,22 @@ def single_effect(evidence: Evidence) -> Finding:
                     execution.at,
                     (execution.file, execution.line_effect),
                 )
-        for first, second in zip(story.executions, story.executions[1:], strict=False):
+        ordered = _in_order_of_claims(story.executions)
+        for first, second in zip(ordered, ordered[1:], strict=False):
             if not _excused(evidence, story, first, second):
                 _accuse(tally, story, first, second)
     tally.figures["repeated_effects"] = repeated
     return tally.finding("no handler started", level=level if isinstance(level, str) else None)
+
+
+def _in_order_of_claims(executions: list[Execution]) -> list[Execution]:
+    """Order executions by token: a worker stopped before its handler may start after a later one.
+
+    Where a queue has no token, the order of the starts must do.
+    """
+    if len(executions) < 2 or any(execution.fence is None for execution in executions):
+        return executions
+    return sorted(executions, key=lambda execution: (execution.fence or 0, execution.t))
 
 
 def _check_rows(tally: Tally, story: Story) -> None:
@@ -74,7 +85,7 @@ def _excused(evidence: Evidence, story: Story, first: Execution, second: Executi
     death = evidence.death_floor(first.pid)
     if death is not None and death <= second.t:
         return True
-    if _was_paused(evidence, first, second):
+    if _was_paused(evidence, story, first, second):
         return True
     return _had_run_out(evidence, story, first, second)
 
@@ -84,11 +95,15 @@ def _belongs(story: Story, fence: int | None, execution: Execution) -> bool:
     return fence is None or token is None or fence == token
 
 
-def _was_paused(evidence: Evidence, first: Execution, second: Execution) -> bool:
+def _was_paused(evidence: Evidence, story: Story, first: Execution, second: Execution) -> bool:
+    """Say whether the first worker stood still between its claim and the second execution."""
+    claim = story.claim_of(first.fence)
+    since = first.t if claim is None else min(claim.t, first.t)
+    until = max(first.t, second.t)
     for start, end in evidence.pauses.get(first.pid, ()):
-        if start <= second.t and end >= first.t:
+        if start <= until and end >= since:
             return True
-    return evidence.stalled_ns(first.t, second.t) > 0
+    return evidence.stalled_ns(since, until) > 0
 
 
 def _had_run_out(evidence: Evidence, story: Story, first: Execution, second: Execution) -> bool:
@@ -106,7 +121,7 @@ def _accuse(tally: Tally, story: Story, first: Execution, second: Execution) -> 
     end = (first.file, first.line_end)
     tally.violate(
         story.label,
-        f"job {story.label} ran to its end and then ran again, and no fault explains it",
+        f"job {story.label} ran to its end and ran once more, and no fault explains it",
         first.at,
         end,
         *(at(op) for op in acks),

@@ -66,14 +66,15 @@ def dead_letters(evidence: Evidence) -> Finding:
 def _check_letter(evidence: Evidence, tally: Tally, story: Story, row: Row) -> None:
     asked = story.asked
     digest = asked.get("digest")
-    if story.enqueues and story.name is None:
+    if row.digest is not None and asked and row.name != asked.get("id"):
         tally.violate(
             story.label,
-            f"dead job {story.label} lost its payload: the id that was enqueued is not in it",
+            f"dead job {story.label} lost its payload: the id in it is not the one that was "
+            f"enqueued",
             at(story.enqueues[0]),
             row.at,
         )
-    elif digest is not None and row.digest != digest:
+    elif row.digest is not None and digest is not None and row.digest != digest:
         tally.violate(
             story.label,
             f"the payload of dead job {story.label} is not the one that was enqueued",
