@@ -425,9 +425,34 @@ def test_a_kill_after_the_second_run_explains_nothing(
     assert "no fault explains it" in run.story("P6")
 
 
-def test_a_pause_explains_a_second_run(
+def test_a_pause_past_the_lease_explains_a_second_run(
     run: "Run", producer: "Process", first: "Process", second: "Process"
 ) -> None:
+    job = claimed(producer, first)
+    first.runs(job)
+    run.pauses(first, 520)
+    run.reaps(job)
+    again(second, job)
+
+    assert run.verdict("P6") == "pass"
+
+
+def test_a_pause_within_the_lease_explains_nothing(
+    run: "Run", producer: "Process", first: "Process", second: "Process"
+) -> None:
+    job = claimed(producer, first)
+    first.runs(job)
+    run.pauses(first, 100)
+    run.reaps(job)
+    again(second, job)
+
+    assert "no fault explains it" in run.story("P6")
+
+
+def test_without_a_declared_lease_any_pause_of_the_worker_explains_a_second_run(
+    run: "Run", producer: "Process", first: "Process", second: "Process"
+) -> None:
+    del run.parameters["lease_ms"]
     job = claimed(producer, first)
     first.runs(job)
     run.pauses(first, 100)
@@ -455,6 +480,7 @@ def test_a_worker_stopped_before_its_handler_may_start_last(
 def test_a_pause_of_somebody_else_explains_nothing(
     run: "Run", producer: "Process", first: "Process", second: "Process"
 ) -> None:
+    del run.parameters["lease_ms"]
     job = claimed(producer, first)
     first.runs(job)
     run.pauses(second, 100)
@@ -467,9 +493,10 @@ def test_a_pause_of_somebody_else_explains_nothing(
 def test_a_pause_may_be_ended_by_a_line_of_its_own(
     run: "Run", producer: "Process", first: "Process", second: "Process"
 ) -> None:
-    job = claimed(producer, first)
+    del run.parameters["lease_ms"]
     run.strikes("pause", first)
     run.strikes("cont", first)
+    job = claimed(producer, first)
     first.runs(job)
     run.reaps(job)
     again(second, job)
@@ -477,9 +504,10 @@ def test_a_pause_may_be_ended_by_a_line_of_its_own(
     assert "no fault explains it" in run.story("P6")
 
 
-def test_a_stall_explains_a_second_run(
+def test_without_a_declared_lease_a_stall_explains_a_second_run(
     run: "Run", producer: "Process", first: "Process", second: "Process"
 ) -> None:
+    del run.parameters["lease_ms"]
     job = claimed(producer, first)
     first.runs(job)
     run.stalls(100)

@@ -85,8 +85,6 @@ def _excused(evidence: Evidence, story: Story, first: Execution, second: Executi
     death = evidence.death_floor(first.pid)
     if death is not None and death <= second.t:
         return True
-    if _was_paused(evidence, story, first, second):
-        return True
     return _had_run_out(evidence, story, first, second)
 
 
@@ -95,25 +93,28 @@ def _belongs(story: Story, fence: int | None, execution: Execution) -> bool:
     return fence is None or token is None or fence == token
 
 
-def _was_paused(evidence: Evidence, story: Story, first: Execution, second: Execution) -> bool:
-    """Say whether the first worker stood still between its claim and the second execution."""
-    claim = story.claim_of(first.fence)
-    since = first.t if claim is None else min(claim.t, first.t)
-    until = max(first.t, second.t)
-    for start, end in evidence.pauses.get(first.pid, ()):
-        if start <= until and end >= since:
-            return True
-    return evidence.stalled_ns(since, until) > 0
-
-
 def _had_run_out(evidence: Evidence, story: Story, first: Execution, second: Execution) -> bool:
-    """Say whether the first lease may have run out before the second execution began."""
+    """Say whether the first lease may have run out before the second execution began.
+
+    A pause needs no clause of its own where the length of a lease is known: it explains a second
+    run only if it outlasted the lease.
+    """
+    lease_ms = evidence.lease_ms(story)
+    if lease_ms is None:
+        return _was_paused(evidence, first, second)
     claim = story.claim_of(first.fence)
     if claim is None or claim.type != "ok":
-        lease_ms = evidence.lease_ms(story)
-        return lease_ms is None or second.t - first.t >= lease_ms * 1_000_000
+        return second.t - first.t >= lease_ms * 1_000_000
     live_until = certainly_live_until(evidence, story, claim, before=second.t)
     return live_until is None or second.t >= live_until
+
+
+def _was_paused(evidence: Evidence, first: Execution, second: Execution) -> bool:
+    since, until = min(first.t, second.t), max(first.t, second.t)
+    paused = any(
+        start <= until and end >= since for start, end in evidence.pauses.get(first.pid, ())
+    )
+    return paused or evidence.stalled_ns(since, until) > 0
 
 
 def _accuse(tally: Tally, story: Story, first: Execution, second: Execution) -> None:
