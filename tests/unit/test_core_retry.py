@@ -58,9 +58,21 @@ def test_a_fixed_delay_is_rounded_up_never_down(policy: str, delay_ms: int) -> N
 
 @pytest.mark.parametrize(
     "policy",
-    ["", ":", "article:", "immediate:0", "fixed", "fixed:", "fixed:x", "fixed:-1", "fixed:nan"]
-    + ["exponential", "exponential:inf", "exponential:-0.1", "fixed:2592001", "Article", " article"]
-    + ["fixed:1:2", None, 5, b"article"],
+    [
+        *(
+            "",
+            ":",
+            "article:",
+            "immediate:0",
+            "fixed",
+            "fixed:",
+            "fixed:x",
+            "fixed:-1",
+            "fixed:nan",
+        ),
+        *("exponential", "exponential:inf", "exponential:-0.1", "fixed:2592001", "fixed:1:2"),
+        *("Article", " article", None, 5, b"article"),
+    ],
     ids=repr,
 )
 def test_a_policy_that_is_none_is_refused_by_its_value(policy: str) -> None:

@@ -45,8 +45,11 @@ class Barrier:
         sync_directory(path)
 
     def log_bytes(self) -> int:
-        """Return the size of the log."""
-        return os.fstat(self._descriptor).st_size
+        """Return the size of the log; 0 when the descriptor was closed, which `wait` will tell."""
+        try:
+            return os.fstat(self._descriptor).st_size
+        except OSError:
+            return 0
 
     def wait(self) -> None:
         """Return when everything committed before this call is durable.

@@ -25,7 +25,9 @@ from killproof.core.connection import Handle
 from killproof.core.errors import (
     DatabaseBusy,
     FileRefused,
+    JobNotFound,
     KillproofError,
+    LeaseLost,
     NestedTransaction,
     OutcomeUnknown,
     StorageFailed,
@@ -207,17 +209,23 @@ class Database:
                 )
             _point(operation, "begin")
             _inside.add(mark)
-            held = False
+            held = refused = False
             try:
                 held = handle.turnstile.enter(min(PATIENCE_SECONDS, self.busy_limit / 2))
                 self.bypasses += not held
                 with self._transaction(handle, operation) as transaction:
                     yield transaction
                 self._commit(handle, operation, held)
+            except (LeaseLost, JobNotFound):
+                refused = True
+                raise
             finally:
                 _inside.discard(mark)
                 if held and not handle.is_inherited:
                     handle.turnstile.leave()
+                if refused:
+                    # A refusal is a fact as well: it may rest on a commit not yet durable.
+                    self._wait_for_disk(handle)
             self._after_commit(lambda: self._settle(handle, operation))
 
     @contextmanager
