@@ -1,0 +1,204 @@
+"""The report of a run: one HTML file that opens without a network, and a Markdown one to commit.
+
+Both are pure functions of the store: the same store gives the same bytes, whenever and wherever
+the report is made. Whatever a store holds may be hostile (a payload, an error's text, a name), so
+every text is escaped, cut to a length, and freed of characters that a page cannot show; and the
+page forbids itself to load anything.
+"""
+
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from killproof_chaos import report_plots, report_words
+from killproof_chaos.report_figures import MARKS_MAX, Figures, figures_of
+from killproof_chaos.report_markdown import markdown
+from killproof_chaos.report_witness import EVENTS_MAX, Timeline, timeline_of
+from killproof_evidence.evidence import Evidence
+from killproof_evidence.finding import VIOLATED
+from killproof_evidence.judge import render_rows
+from killproof_evidence.store import Store
+
+#: A report is mailed and attached; 2 MiB pass everywhere, and 1.3 of them are bokeh's script.
+BYTES_MAX: Final = 2 * 1024 * 1024
+#: A text longer than this says nothing more to a reader.
+CHARS_MAX: Final = 600
+#: Witnesses beside the first one of each promise, told in a sentence.
+OTHERS_MAX: Final = 5
+#: Rows of a witness's picture, and lines under it: less when the whole would get too large.
+BUDGETS: Final = ((EVENTS_MAX, 20), (16, 6), (0, 3))
+MISSED_MAX: Final = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broken:
+    """A violated promise, with its first witness in full."""
+
+    number: str
+    sentence: str
+    violations: int
+    story: str
+    job: str | None
+    lines: Sequence[Mapping[str, Any]]
+    lines_left_out: int
+    timeline: Timeline | None
+    others: Sequence[str]  #: the stories of more witnesses
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sometimes:
+    """Something rare that had to happen at least once."""
+
+    sentence: str
+    met: bool
+
+
+def write_report(store: Path) -> Path:
+    """Write report.html into the store of a judged run; return its path.
+
+    Raises:
+        StoreError: the run was not judged yet, or run.json is missing; definite.
+        ContractError: contract.toml is missing or wrong; definite.
+    """
+    opened = Store(store)
+    text = render(opened)
+    part = opened.report.with_name(f".{opened.report.name}.part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(opened.report)
+    return opened.report
+
+
+def write_markdown(stores: Path | Sequence[Path], out: Path) -> Path:
+    """Write the Markdown report of one run or of several, and the first one's HTML beside it.
+
+    Args:
+        stores: judged runs; with several, the first is told in full and all stand in a table.
+        out: such as `reports/chaos-proc.md`; the HTML gets the same name with `.html`.
+
+    Raises:
+        StoreError: a run was not judged yet, or there is none at all; definite.
+    """
+    opened = [Store(path) for path in ([stores] if isinstance(stores, Path) else stores)]
+    if not opened:
+        raise ValueError("write_markdown needs at least one store")
+    page = out.with_suffix(".html")
+    page.write_text(render(opened[0]), encoding="utf-8")
+    figures = figures_of(Evidence(opened[0]))
+    runs = [(store.read_verdict(), store.read_run()) for store in opened]
+    out.write_text(markdown(runs, figures, page.name), encoding="utf-8")
+    return out
+
+
+def render(store: Store) -> str:
+    """Return the page; where it would be too large, with shorter witnesses."""
+    record, run = store.read_verdict(), store.read_run()
+    evidence = Evidence(store)
+    figures = figures_of(evidence)
+    text = ""
+    for events, lines in BUDGETS:
+        broken = [
+            _broken(evidence, number, found, events, lines)
+            for number, found in record["properties"].items()
+            if found["verdict"] == VIOLATED
+        ]
+        text = _page(record, run, evidence, figures, broken)
+        if len(text.encode("utf-8", errors="replace")) < BYTES_MAX:
+            break
+    return text
+
+
+def clean(value: object) -> object:
+    r"""Make a text fit to be shown; everything else stays as it is.
+
+    Control characters, lone surrogates and those that turn the direction of what follows become
+    visible, and what is too long is cut: a payload must not change how the page around it reads.
+
+    >>> clean("a\x00b"), clean("fine"), clean(7)
+    ('a\\x00b', 'fine', 7)
+    """
+    if not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    text = value if len(value) <= CHARS_MAX else f"{value[:CHARS_MAX]} ..."
+    return "".join(_visible(letter) for letter in text)
+
+
+def _visible(letter: str) -> str:
+    if letter in "\n\t" or unicodedata.category(letter) not in {"Cc", "Cf", "Cs", "Co", "Cn"}:
+        return letter
+    code = ord(letter)
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+
+
+def _broken(
+    evidence: Evidence, number: str, found: Mapping[str, Any], events_max: int, lines_max: int
+) -> Broken:
+    witnesses = found["witnesses"]
+    first: Mapping[str, Any] = witnesses[0] if witnesses else {"story": "", "lines": []}
+    return Broken(
+        number=number,
+        sentence=report_words.SENTENCES.get(number, number),
+        violations=found.get("violations", len(witnesses)),
+        story=first["story"],
+        job=first.get("job"),
+        lines=first["lines"][:lines_max],
+        lines_left_out=max(0, len(first["lines"]) - lines_max),
+        timeline=timeline_of(evidence, first, events_max) if witnesses and events_max else None,
+        others=[witness["story"] for witness in witnesses[1 : 1 + OTHERS_MAX]],
+    )
+
+
+def _page(
+    record: Mapping[str, Any],
+    run: Mapping[str, Any],
+    evidence: Evidence,
+    figures: Figures,
+    broken: Sequence[Broken],
+) -> str:
+    environment = Environment(
+        loader=PackageLoader("killproof_chaos"),
+        autoescape=True,
+        finalize=clean,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"ms": report_words.duration, "counted": report_words.counted}
+    reasons, reasons_left_out = report_words.reasons(record)
+    bound = evidence.contract.parameters.get("recovery_ms")
+    obligations = run.get("obligations") or {}
+    met = set(obligations.get("hit", ()))
+    missed = record["coverage"]["missed"]
+    return environment.get_template("report.html.j2").render(
+        record=record,
+        run=run,
+        sentence=report_words.verdict_sentence(record),
+        mark=report_words.mark,
+        words=report_words.WORDS,
+        reasons=reasons,
+        reasons_left_out=reasons_left_out,
+        rows=render_rows(record),
+        broken=broken,
+        figures=figures,
+        marks_max=MARKS_MAX,
+        recovery_bound_ms=bound,
+        sometimes=[
+            Sometimes(sentence=name, met=name in met)
+            for name in obligations.get("obliged", ())
+            if "@" not in name
+        ],
+        missed=missed[:MISSED_MAX],
+        missed_left_out=max(0, len(missed) - MISSED_MAX),
+        environment=report_words.environment_rows(record, run),
+        limits=report_words.limits(record, run),
+        command=" ".join(map(str, run.get("argv") or ())),
+        started=report_words.started(run),
+        # Both are made here, hold no `<`, or come from the bokeh package itself.
+        pictures=Markup(report_plots.pictures(figures, bound)),
+        script=Markup(report_plots.script()),
+    )
