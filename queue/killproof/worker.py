@@ -437,14 +437,13 @@ class Worker:
         """
         lease = tenure.lease
         send = self._sender(lease, outcome)
-        claiming = outcome.word == "ack" and not self._stopping
         tries = 0
         while True:
             try:
-                if not claiming:
-                    send()
-                    return None
-                return self._queue.ack_and_claim(lease, outcome.result, self._handlers.kinds)
+                if outcome.word == "ack" and not self._stopping:
+                    return self._queue.ack_and_claim(lease, outcome.result, self._handlers.kinds)
+                send()
+                return None
             except LeaseLost as error:
                 self._log(logging.WARNING, lease, f"outcome {outcome.word} refused: {error}")
                 return None
@@ -456,7 +455,6 @@ class Worker:
                 if tries == 0:
                     text = f"outcome {outcome.word} not written yet, trying again: {error}"
                     self._log(logging.WARNING, lease, text)
-            claiming = False  # First bring this job home; its ack may already be in the file.
             self._clock.sleep(min(PAUSE_SECONDS_FIRST * 2**tries, PAUSE_SECONDS_MAX))
             tries = min(tries + 1, 10)
 

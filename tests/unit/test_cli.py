@@ -197,7 +197,7 @@ def test_an_error_that_looks_like_markup_is_printed_as_it_is(run: Run, place: Pa
         assert lease is not None
         queue.nack(lease, "[red]list[int] [/] \x1b[31m")
 
-    assert "[red]list[int] [/] \\x1b[31m" in run("show", "1")[1]
+    assert run("show", "1")[1].count("[red]list[int] [/] \\x1b[31m") == 2  # Above and in the table.
 
 
 @pytest.mark.parametrize(
@@ -329,6 +329,14 @@ def test_help_lists_the_commands_of_other_packages_without_importing_them(run: R
     assert "chaos" in out
     assert "enqueue" in out
     assert not {name for name in set(sys.modules) - loaded if name.startswith("killproof_")}
+
+
+def test_the_queues_own_commands_do_not_look_for_other_packages(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **group: pytest.fail("looked"))
+
+    assert run("enqueue", "k", "1")[0] == 0
 
 
 def test_a_package_that_is_not_installed_gives_the_line_that_installs_it() -> None:

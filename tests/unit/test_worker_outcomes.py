@@ -298,7 +298,9 @@ def test_a_completion_that_raises_leaves_no_effect(stand: Stand) -> None:
     assert (job.state, job.error_class) == ("retryable", "ValueError")
 
 
-def test_after_its_completion_nothing_a_handler_does_changes_the_success(stand: Stand) -> None:
+def test_after_its_completion_nothing_a_handler_does_changes_the_success(
+    stand: Stand, caplog: pytest.LogCaptureFixture
+) -> None:
     def handler(context: Context) -> None:
         with context.completing():
             pass
@@ -307,6 +309,8 @@ def test_after_its_completion_nothing_a_handler_does_changes_the_success(stand: 
     job = stand.do(handler)
 
     assert (job.state, outcomes(job)) == ("succeeded", ["succeeded"])
+    assert "raised after its completion: RuntimeError('too late')" in caplog.text
+    assert "refused" not in caplog.text
 
 
 # A queue that does not answer.
@@ -319,16 +323,27 @@ def test_an_ack_that_meets_trouble_is_sent_again_and_the_job_not_failed(
     stand: Stand, error: Exception
 ) -> None:
     runs: list[int] = []
-    stand.queue.troubles = {"ack_and_claim": [error], "ack": [error, error]}
+    stand.queue.troubles = {"ack_and_claim": [error] * 3}
     job = stand.do(lambda context: runs.append(1))
 
     assert runs == [1]
     assert (job.state, job.attempt, outcomes(job)) == ("succeeded", 1, ["succeeded"])
 
 
+def test_a_worker_told_to_stop_while_its_ack_waits_claims_nothing_with_it(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand.queue.troubles = {"ack_and_claim": [DatabaseBusy("locked")], "ack": []}
+    first, second = (stand.queue.enqueue("k", None) for _ in range(2))
+    stand.add(lambda context: None)
+    monkeypatch.setattr(stand.clock, "sleep", lambda seconds: stand.worker.stop())
+    stand.run()
+
+    assert (stand.job(first).state, stand.job(second).deliveries) == ("succeeded", 0)
+
+
 def test_an_ack_that_stays_impossible_is_given_up_when_the_lease_is_over(stand: Stand) -> None:
-    busy: list[Exception] = [DatabaseBusy("locked")] * 1_000
-    stand.queue.troubles = {"ack_and_claim": busy, "ack": busy}
+    stand.queue.troubles = {"ack_and_claim": [DatabaseBusy("locked")] * 1_000}
     job = stand.do(lambda context: None, lease=10)
 
     assert stand.clock.monotonic_ns() >= 10_000_000_000
@@ -505,20 +520,22 @@ def test_an_interruption_waits_for_the_end_of_a_transaction(live: Stand) -> None
     assert (job.state, job.result) == ("succeeded", "whole")
 
 
-def test_a_handler_is_told_when_its_job_is_cancelled(live: Stand) -> None:
-    lost: list[bool] = []
+def test_a_handler_is_told_at_the_next_heartbeat_when_its_job_is_cancelled(live: Stand) -> None:
+    told: list[bool] = []
 
     def handler(context: Context) -> object:
         live.queue.cancel(context.job.id)
         try:
             spin(context)
         finally:
-            lost.append(context.lost)
+            # Long before the window of its lease is over.
+            told.append(live.worker._clock.monotonic_ns() < context._tenure.trusted_until_ns)
+            assert context.lost
         return None
 
-    job = run_live(live, handler, lease=0.05)
+    job = run_live(live, handler, lease=1.5)
 
-    assert lost == [True]
+    assert told == [True]
     assert (job.state, outcomes(job)) == ("cancelled", ["cancelled"])
 
 
