@@ -312,8 +312,12 @@ class Evidence:
         return self.last_seen.get(pid, 0)
 
     def monotonic(self, t_ms: int) -> int:
-        """Return a wall clock time in ms as CLOCK_MONOTONIC ns, within about a millisecond."""
+        """Return a wall clock time in ms as CLOCK_MONOTONIC ns, as near as can be told."""
         return t_ms * 1_000_000 - self.wall_offset_ns
+
+    def moment(self, t_ms: int) -> int | None:
+        """Return the same, or None where nothing ties the two clocks together for certain."""
+        return None if self.clock_stepped or not self.wall_offset_ns else self.monotonic(t_ms)
 
     @property
     def t_last(self) -> int:
@@ -558,22 +562,26 @@ class Evidence:
         return found
 
     def _wall_offset(self) -> int:
-        """Return wall clock minus monotonic clock, as the claims bound it.
+        """Return wall clock minus monotonic clock, as enqueues and claims bound it; 0: untold.
 
-        A claim's audit row was written between the two ends of its operation, on both clocks;
-        all claims together leave a small interval, or none where the wall clock was stepped.
+        An audit row was written between the two ends of its operation, on both clocks; all of
+        them together leave a small interval, or none where the wall clock was stepped.
         """
-        low, high = -(1 << 63), 1 << 63
+        low, high = -FOREVER, FOREVER
         for change in self.changes:
-            if change.new != "leased" or not change.story.claims:
+            story = change.story
+            if change.takes:
+                op = story.claim_of(change.fence)
+            elif change.old is None and len(story.enqueues) == 1:
+                op = story.enqueues[0]
+            else:
                 continue
-            op = change.story.claim_of(change.fence)
-            if op is not None and op.t_end is not None and change.takes:
+            if op is not None and op.type == "ok" and op.t_end is not None:
                 low = max(low, change.t_ms * 1_000_000 - op.t_end)
                 high = min(high, (change.t_ms + 1) * 1_000_000 - op.t)
         if low > high + STEP_NS:
             self.clock_stepped = True
-        return (low + high) // 2
+        return 0 if high == FOREVER else (low + high) // 2
 
 
 class _EffectFile:
@@ -584,6 +592,7 @@ class _EffectFile:
         self._evidence = evidence
         self._open: dict[tuple[Any, ...], Execution] = {}
         self._expected = 1
+        self._last = 0
         self._pid = 0
 
     def read(self, records: Iterable[tuple[int, dict[str, Any] | None]]) -> None:
@@ -608,10 +617,12 @@ class _EffectFile:
         what, self._pid, t = record["what"], record["pid"], record["t"]
         number = get("n")
         if number is not None:
-            # A pid that is used again starts again at 1.
-            if number != self._expected and not (number == 1 and what == "start"):
+            # A pid that is used again starts again at 1, and later.
+            anew = number == 1 and what == "start" and t > self._last
+            if number != self._expected and not anew:
                 self._bad(line, f"record {number} where {self._expected} was due")
             self._expected = number + 1
+        self._last = t
         name, queue_id = str(record["job"]), get("queue_id")
         key = (name, get("attempt"), get("fence"))
         if what == "start":

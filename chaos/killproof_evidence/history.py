@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from killproof_evidence.records import RecordWriter, read_records
+from killproof_evidence.records import RecordWriter, read_records, without_alarms
 
 if TYPE_CHECKING:
     from killproof_evidence.store import Store
@@ -70,7 +70,7 @@ class HistoryWriter:
                 `ack_and_claim` is put on record after the ack that it shared a commit with.
         """
         assert f in OPERATIONS, f
-        with self._lock:
+        with without_alarms(), self._lock:
             self._number += 1
             self._open[self._number] = f
             self._append(self._number, f, "invoke", job, fence, value, since)
@@ -102,7 +102,7 @@ class HistoryWriter:
             self._records.close()
 
     def _complete(self, n: int, kind: str, job: object, fence: int | None, value: object) -> None:
-        with self._lock:
+        with without_alarms(), self._lock:
             f = self._open.pop(n)
             self._append(n, f, kind, job, fence, value)
             if kind == "info":

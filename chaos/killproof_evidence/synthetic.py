@@ -224,9 +224,8 @@ class _Run:
         """Put one job in; cancel it again if it is one that waits long and has no key."""
         source = self.source
         number = len(self.jobs) + 1
-        draw = source.random()
-        delay_ms = 10_000 if number % 50 == 7 else 30 if draw < 0.05 else 0
-        script = ["raise", "ok"] if draw > 0.95 else ["permanent"] if draw > 0.94 else ["ok"]
+        delay_ms = {7: 10_000, 13: 30}.get(number % 50, 0)
+        script = {5: ["raise", "ok"], 16: ["permanent"]}.get(number % 25, ["ok"])
         job = _Job(
             id=number,
             priority=source.choice((2, 5, 5, 5, 7)),

@@ -1,5 +1,7 @@
 """P6: exactly one effect where promised; elsewhere each further one has a fault to blame."""
 
+from itertools import pairwise
+
 from killproof_evidence.checkers.leases import certainly_live_until
 from killproof_evidence.evidence import HTTP, TABLE, Evidence, Execution, Story, at, at_end, where
 from killproof_evidence.finding import Finding, Tally
@@ -28,7 +30,7 @@ def single_effect(evidence: Evidence) -> Finding:
                     (execution.file, execution.line_effect),
                 )
         ordered = _in_order_of_claims(story.executions)
-        for first, second in zip(ordered, ordered[1:], strict=False):
+        for first, second in pairwise(ordered):
             if not _excused(evidence, story, first, second):
                 _accuse(tally, story, first, second)
     tally.figures["repeated_effects"] = repeated

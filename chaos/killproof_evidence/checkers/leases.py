@@ -1,5 +1,7 @@
 """P4, P5: one live lease at a time, and no outcome under an old one."""
 
+from itertools import pairwise
+
 from killproof_evidence.evidence import OUTCOMES, Change, Evidence, Story, at, at_end, where
 from killproof_evidence.finding import Finding, Tally
 from killproof_evidence.history import Operation
@@ -32,7 +34,7 @@ def lease_exclusion(evidence: Evidence) -> Finding:
         for change in story.changes:
             if change.takes and change.old == "leased":
                 _check_taken_over(evidence, tally, story, change)
-        for first, second in zip(story.executions, story.executions[1:], strict=False):
+        for first, second in pairwise(story.executions):
             if first.t_end is not None and second.t < first.t_end:
                 overlaps += 1
                 overlap_ns += first.t_end - second.t
@@ -125,9 +127,9 @@ def lease_was_live(
 ) -> Operation | None:
     """Return the claim whose lease was live beyond doubt when a change committed, if it was."""
     claim = story.claim_of(fence)
-    if claim is None or claim.type != "ok" or evidence.clock_stepped:
+    moment = evidence.moment(change.t_ms)
+    if claim is None or claim.type != "ok" or moment is None:
         return None
-    moment = evidence.monotonic(change.t_ms)
     live_until = certainly_live_until(evidence, story, claim, before=moment)
     return claim if live_until is not None and moment + DOUBT_NS < live_until else None
 

@@ -26,7 +26,6 @@ def eventual_termination(evidence: Evidence) -> Finding:
         return tally.finding("")
     drain_ms = evidence.contract.parameters.get("drain_ms", DRAIN_MS_DEFAULT)
     healed_ns = evidence.t_last - heal.t - evidence.stalled_ns(heal.t, evidence.t_last)
-    wall_end_ms = (evidence.t_last + evidence.wall_offset_ns) // 1_000_000
     for story in evidence.stories:
         enqueue = story.acknowledged()
         if enqueue is None or story.row is None or story.told("cancel"):
@@ -35,7 +34,7 @@ def eventual_termination(evidence: Evidence) -> Finding:
         state = story.row.state
         if state in TERMINAL or state in PARKED:
             continue
-        if state != "leased" and (story.row.due_ms or 0) > wall_end_ms - drain_ms:
+        if state != "leased" and _due(evidence, story) > evidence.t_last - drain_ms * 1_000_000:
             continue
         if healed_ns < drain_ms * 1_000_000:
             tally.missing(
@@ -54,6 +53,16 @@ def eventual_termination(evidence: Evidence) -> Finding:
             story.row.at,
         )
     return tally.finding("no acknowledged job is in the snapshot")
+
+
+def _due(evidence: Evidence, story: Story) -> int:
+    """Return when the job was due, monotonic ns, as it was last told; 0: at once."""
+    due_ms = story.row.due_ms if story.row is not None else None
+    due = evidence.moment(due_ms) if due_ms is not None else None
+    if due is not None:
+        return due
+    delay_ms = story.asked.get("delay_ms") or 0
+    return story.enqueues[0].t + delay_ms * 1_000_000 if delay_ms else 0
 
 
 def bounded_recovery(evidence: Evidence) -> Finding:

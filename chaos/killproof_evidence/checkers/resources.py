@@ -222,6 +222,7 @@ def _was_taken(evidence: Evidence, story: Story, claim: Operation) -> bool:
     before = None
     for change in story.changes:
         if before is not None and change.ends and before.fence == claim.fence:
-            return evidence.monotonic(change.t_ms) <= exited
+            moment = evidence.moment(change.t_ms)
+            return moment is not None and moment <= exited
         before = change
     return False
