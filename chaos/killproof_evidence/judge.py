@@ -291,6 +291,9 @@ def _unknown_because(evidence: Evidence, findings: Mapping[str, Finding]) -> lis
         because.append(
             "the supervisor was starved of CPU" + (f" for {starved_ms} ms" if starved_ms else "")
         )
+    if evidence.run.get("interrupted"):
+        because.append("the run was interrupted")
+    because += [str(problem) for problem in evidence.run.get("problems") or ()]
     because += [f"obligation missed: {name}" for name in _missed(evidence.run)]
     if evidence.malformed:
         first = evidence.malformed[0]

@@ -91,6 +91,25 @@ def test_a_starved_supervisor_makes_a_pass_unknown(run: "Run") -> None:
     assert record["unknown_because"] == ["the supervisor was starved of CPU for 812 ms"]
 
 
+@pytest.mark.parametrize(
+    ("facts", "because"),
+    [
+        ({"interrupted": True}, "the run was interrupted"),
+        ({"problems": ["w1 ended with status 1, unasked"]}, "w1 ended with status 1, unasked"),
+    ],
+)
+def test_a_run_that_did_not_go_its_way_makes_a_pass_unknown(
+    run: "Run", facts: dict[str, object], because: str
+) -> None:
+    healthy(run)
+    run.facts |= facts
+
+    record = run.judged().record
+
+    assert record["verdict"] == "unknown"
+    assert record["unknown_because"] == [because]
+
+
 def test_a_starved_supervisor_accuses_nobody_of_being_slow(run: "Run") -> None:
     promised(run, "P17")
     run.facts["starved"] = True
