@@ -572,7 +572,7 @@ class Evidence:
             story = change.story
             if change.takes:
                 op = story.claim_of(change.fence)
-            elif change.old is None and len(story.enqueues) == 1:
+            elif change.old is None and _born_once(story):
                 op = story.enqueues[0]
             else:
                 continue
@@ -582,6 +582,11 @@ class Evidence:
         if low > high + STEP_NS:
             self.clock_stepped = True
         return 0 if high == FOREVER else (low + high) // 2
+
+
+def _born_once(story: Story) -> bool:
+    """Say whether its one enqueue made its one row; a queue may use the id of a row again."""
+    return len(story.enqueues) == 1 and sum(c.old is None for c in story.changes) == 1
 
 
 class _EffectFile:
