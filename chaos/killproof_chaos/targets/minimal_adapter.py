@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from killproof_chaos import hook
-from killproof_chaos.engines.roles import stop_on_sigterm
+from killproof_chaos.engines.roles import Stop, stop_on_sigterm
 from killproof_chaos.gallery import Fault
 from killproof_chaos.recording import Recorder, open_recorder, process_name
 from killproof_chaos.targets.minimal_queue import Lease, LeaseLost, MinimalQueue
@@ -171,7 +171,7 @@ class MinimalWorker:
         queue.db.close()
         self._recorder.close()
 
-    def _extend(self, stopped: threading.Event) -> None:
+    def _extend(self, stopped: Stop) -> None:
         queue = self._make(self._path, sync=hook.hook)
         while not stopped.wait(HEARTBEAT_SECONDS):
             lease = self._lease
