@@ -36,9 +36,9 @@ def watch(database: Path) -> LockWatch:
     descriptor = os.open(shm, os.O_RDONLY | os.O_CLOEXEC)
     shm_inode = os.fstat(descriptor).st_ino
     samples = held = waiting = wal_bytes = behind = 0
+    first_salt: int | None = None
     with mmap.mmap(descriptor, 4096, prot=mmap.PROT_READ) as index:
         os.close(descriptor)
-        first_salt = _salt(index)
         while not select.select([sys.stdin], [], [], INTERVAL_SECONDS)[0]:
             locks = read_locks(Path("/proc/locks").read_text(), shm_inode, _turnstile(database))
             samples += 1
@@ -49,7 +49,10 @@ def watch(database: Path) -> LockWatch:
             (frames,) = struct.unpack_from("=I", index, _FRAMES_OFFSET)
             (backfilled,) = struct.unpack_from("=I", index, _BACKFILLED_OFFSET)
             behind = max(behind, frames - backfilled)
-        restarts = (_salt(index) - first_salt) % 2**32
+            if first_salt is None and frames:
+                # The first write to an empty log draws the salt at random.
+                first_salt = _salt(index)
+        restarts = 0 if first_salt is None else (_salt(index) - first_salt) % 2**32
     return LockWatch(
         samples=samples,
         write_lock_held=held / samples if samples else None,

@@ -12,11 +12,14 @@ from killproof_bench.result import (
     ARMS,
     BenchResult,
     Cell,
+    Correctness,
     Figure,
     Ratio,
     RowsResult,
     StoppedResult,
 )
+
+TITLE = "Contention: killproof beside its own statements under SQLite's busy handler"
 
 #: What the comparison is asked to show at the largest number of workers; printed, never asserted.
 FAIRNESS_GOAL = 0.7
@@ -38,7 +41,7 @@ def sentence(cells: Sequence[Cell], ratios: Sequence[Ratio], durability: str) ->
     if broken:
         first = broken[0]
         return (
-            f"The figures are void: {first.arm} with {first.workers} workers "
+            f"The figures {_fate(first.correctness)}: {first.arm} with {_workers(first.workers)}: "
             f"{'; '.join(first.correctness.because[:2]) or 'gave no evidence'}."
         )
     jobs = sum(cell.correctness.jobs for cell in cells)
@@ -53,10 +56,18 @@ def sentence(cells: Sequence[Cell], ratios: Sequence[Ratio], durability: str) ->
         else f"p99.9 {number(ours.p999_ms.value)} ms, 1/{1 / last.p999:.1f} of the reference's"
     )
     return (
-        f"{last.workers} workers at {durability}: {number(ours.jobs_per_s.value)} jobs/s"
+        f"{_workers(last.workers)} at {durability}: {number(ours.jobs_per_s.value)} jobs/s"
         f"{throughput}; {tail}; fewest/most {last.fewest_over_most:.2f} against "
         f"{last.fewest_over_most_reference:.2f}; each of {jobs:,} jobs was done exactly once."
     )
+
+
+def _fate(correctness: Correctness) -> str:
+    return "are void" if correctness.verdict == "violated" else "prove nothing"
+
+
+def _workers(count: int) -> str:
+    return f"{count} worker{'' if count == 1 else 's'}"
 
 
 def terminal(result: BenchResult) -> str:
@@ -69,7 +80,7 @@ def terminal(result: BenchResult) -> str:
     if result.cells:
         parts.append(plain_table(*figures(result.cells)))
         parts.append(picture(result.cells))
-        parts.append("\n".join(f"{name}: {value}" for name, value in card_lines(result.cells[-1])))
+        parts.append("\n".join(plain_card(result.cells)))
     if result.rows is not None:
         parts.append(rows_sentence(result.rows) + "\n" + plain_table(*rows_table(result.rows)))
     if result.stopped is not None:
@@ -82,9 +93,9 @@ def contention(result: BenchResult) -> str:
     """Return the whole Markdown report."""
     environment = result.environment
     parts = [
-        "# Contention: killproof beside its own statements under SQLite's busy handler",
+        f"# {TITLE}",
         result.sentence,
-        f"Command: `{result.command}`\n",
+        f"Command: `{result.command}`",
         markdown_table(
             ("", ""),
             [
@@ -189,7 +200,7 @@ def ratio_line(ratio: Ratio) -> str:
     tail = "n/a" if ratio.p999 is None else f"{ratio.p999:.3f}"
     throughput = "n/a" if ratio.throughput is None else f"{ratio.throughput:.2f}"
     return (
-        f"{ratio.workers} workers: fewest/most {ratio.fewest_over_most:.2f} "
+        f"{_workers(ratio.workers)}: fewest/most {ratio.fewest_over_most:.2f} "
         f"(reference {ratio.fewest_over_most_reference:.2f}), p99.9 ratio {tail}, "
         f"throughput ratio {throughput}"
     )
@@ -360,6 +371,14 @@ def card_rows(cells: Sequence[Cell]) -> list[tuple[str, ...]]:
     return [(name, *(_joined(name, cards[arm]) for arm in ARMS)) for name in names]
 
 
+def plain_card(cells: Sequence[Cell]) -> list[str]:
+    """Return the claim cards as lines for a terminal; a condition that both arms share once."""
+    return [
+        f"{name}: {ours}" if ours == reference else f"{name}: {ours} | reference: {reference}"
+        for name, ours, reference in card_rows(cells)
+    ]
+
+
 def _joined(name: str, cards: Sequence[tuple[int, dict[str, str]]]) -> str:
     values = [(workers, card[name]) for workers, card in cards]
     if len({value for _, value in values}) <= 1:
@@ -398,7 +417,8 @@ def rows_table(rows: RowsResult) -> Table:
 def stopped_sentence(stopped: StoppedResult) -> str:
     """Say what a stopped holder costs."""
     if stopped.correctness.verdict != "pass":
-        return f"The figures are void: {'; '.join(stopped.correctness.because[:2])}."
+        reasons = "; ".join(stopped.correctness.because[:2])
+        return f"The figures {_fate(stopped.correctness)}: {reasons}."
     return (
         f"One of {stopped.workers} workers, stopped while it holds the turnstile, costs the others "
         f"{_percent(stopped.loss)} of their throughput after the first "
@@ -407,12 +427,16 @@ def stopped_sentence(stopped: StoppedResult) -> str:
 
 
 def stopped_table(stopped: StoppedResult) -> Table:
-    """Return every window."""
-    head = ("window", "stopped holding nothing, jobs/s", "stopped holding the turnstile, jobs/s")
-    pairs = zip(stopped.undisturbed, stopped.holding, strict=True)
+    """Return the others' throughput in every window."""
+    head = (
+        "pair of windows",
+        "all running, jobs/s",
+        "one stopped, holding nothing",
+        "one stopped, holding the turnstile",
+    )
+    lines = zip(stopped.running, stopped.undisturbed, stopped.holding, strict=True)
     return head, [
-        (str(position + 1), number(free), number(holding))
-        for position, (free, holding) in enumerate(pairs)
+        (str(position + 1), *(number(rate) for rate in line)) for position, line in enumerate(lines)
     ]
 
 

@@ -178,10 +178,9 @@ class StoppedResult:
     durability: str
     window_seconds: float
     settle_seconds: float
-    undisturbed: tuple[
-        float, ...
-    ]  #: Jobs/s of the others, the last worker stopped holding nothing.
-    holding: tuple[float, ...]  #: Jobs/s of the others, it stopped holding the turnstile.
+    running: tuple[float, ...]  #: Jobs/s of the others while all run, for orientation.
+    undisturbed: tuple[float, ...]  #: The same, the last worker stopped holding nothing.
+    holding: tuple[float, ...]  #: The same, the last worker stopped holding the turnstile.
     loss: Figure  #: 1 - holding / undisturbed.
     wal_bytes_max: int
     correctness: Correctness
