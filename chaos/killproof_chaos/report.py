@@ -47,6 +47,7 @@ class Broken:
     lines: Sequence[Mapping[str, Any]]
     lines_left_out: int
     timeline: Timeline | None
+    fresh: bool  #: no promise above tells the story of the same job
     others: Sequence[str]  #: the stories of more witnesses
 
 
@@ -101,8 +102,9 @@ def render(store: Store) -> str:
     figures = figures_of(evidence)
     text = ""
     for events, lines in BUDGETS:
+        told: set[object] = set()
         broken = [
-            _broken(evidence, number, found, events, lines)
+            _broken(evidence, number, found, told, events, lines)
             for number, found in record["properties"].items()
             if found["verdict"] == VIOLATED
         ]
@@ -135,11 +137,16 @@ def _visible(letter: str) -> str:
 
 
 def _broken(
-    evidence: Evidence, number: str, found: Mapping[str, Any], events_max: int, lines_max: int
+    evidence: Evidence,
+    number: str,
+    found: Mapping[str, Any],
+    told: set[object],
+    events_max: int,
+    lines_max: int,
 ) -> Broken:
     witnesses = found["witnesses"]
     first: Mapping[str, Any] = witnesses[0] if witnesses else {"story": "", "lines": []}
-    return Broken(
+    broken = Broken(
         number=number,
         sentence=report_words.SENTENCES.get(number, number),
         violations=found.get("violations", len(witnesses)),
@@ -148,8 +155,11 @@ def _broken(
         lines=first["lines"][:lines_max],
         lines_left_out=max(0, len(first["lines"]) - lines_max),
         timeline=timeline_of(evidence, first, events_max) if witnesses and events_max else None,
+        fresh=first.get("job") not in told,
         others=[witness["story"] for witness in witnesses[1 : 1 + OTHERS_MAX]],
     )
+    told.add(first.get("job"))
+    return broken
 
 
 def _page(

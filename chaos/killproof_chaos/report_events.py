@@ -42,6 +42,8 @@ FAULTS: Final = {
     "handler-abort": ("✗", "has aborted inside the handler"),
     "died": ("✗", "has died, and nothing tells why"),
 }
+#: Doubt about a time of the audit, ns: it is kept in whole milliseconds.
+AUDIT_NS: Final = 2e6
 ENDINGS: Final = frozenset(FAULTS) - {"pause", "term"}
 
 
@@ -73,9 +75,12 @@ def events_of(evidence: Evidence, story: Story, cited: set[Line]) -> list[Event]
     operations = (*story.enqueues, *story.claims, *story.outcomes, *story.controls)
     events = [_operation_event(op, cited) for op in operations]
     events += _execution_events(evidence, story)
-    events += _change_events(evidence, story)
-    events += _deadline_events(evidence, story)
-    events += _fault_events(evidence, _concerned(story), cited)
+    # With a clock that was set, the audit's place among the others is not known.
+    times = [] if evidence.clock_stepped else _commit_times(evidence, story)
+    if times:
+        events += _change_events(story, times)
+    events += _deadline_events(evidence, story, times)
+    events += _fault_events(evidence, _concerned(story), cited, list(events))
     return sorted(events, key=lambda event: (event.t, event.rank))
 
 
@@ -154,24 +159,31 @@ def _effect_times(evidence: Evidence, story: Story) -> dict[Line, int]:
     return times
 
 
-def _change_events(evidence: Evidence, story: Story) -> Iterator[Event]:
-    if evidence.clock_stepped:
-        return  # The audit has the wall clock only: its place among the others is not known.
-    before = -math.inf
+def _commit_times(evidence: Evidence, story: Story) -> list[float]:
+    """Return when each change of the job was committed, monotonic ns, never backwards.
+
+    The audit knows milliseconds of the wall clock; a commit also lies between the call that
+    asked for it and the answer, which are known to the nanosecond.
+    """
+    times: list[float] = []
     for change in story.changes:
         moment: float = evidence.monotonic(change.t_ms)
         claim = story.claim_of(change.fence) if change.takes else None
         if claim is not None and claim.t_end is not None:
-            # A commit lies between the call and its answer, whatever the millisecond says.
             moment = min(max(moment, claim.t), claim.t_end)
-        before = moment = max(before, moment)
+        times.append(max(moment, times[-1]) if times else moment)
+    return times
+
+
+def _change_events(story: Story, times: list[float]) -> Iterator[Event]:
+    for change, moment in zip(story.changes, times, strict=True):
         token = f", token {change.fence}" if change.fence is not None and change.takes else ""
         what = f"committed: {change.old or 'nothing'} → {change.new or 'deleted'}{token}"
         yield Event(t=moment, lane=QUEUE_LANE, symbol="•", what=what, line=change.at)
 
 
-def _deadline_events(evidence: Evidence, story: Story) -> Iterator[Event]:
-    """Yield when each lease that nobody gave back had run out, whatever happened meanwhile."""
+def _deadline_events(evidence: Evidence, story: Story, times: list[float]) -> Iterator[Event]:
+    """Yield when each lease that nobody ended had run out, whatever happened meanwhile."""
     lease_ms = evidence.lease_ms(story)
     if lease_ms is None:
         return
@@ -179,16 +191,31 @@ def _deadline_events(evidence: Evidence, story: Story) -> Iterator[Event]:
     for claim in story.claims:
         if claim.type != "ok" or claim.t_end is None:
             continue
+        began, ended = _lease_in_audit(story, claim, times)
         own = [op for op in story.outcomes if op.fence == claim.fence and op.pid == claim.pid]
-        extended = [op.t_end for op in own if op.f == "extend" and op.type == "ok" and op.t_end]
-        deadline = max(claim.t_end, *extended, 0) + int(lease_ms * 1e6)
+        extended = [op.t for op in own if op.f == "extend" and op.type == "ok"]
+        deadline = max([began, *extended]) + lease_ms * 1e6
         killed = evidence.killed.get(claim.pid)
-        dead = killed is not None and killed.t < deadline
-        if dead or deadline > last or any(op.f in GIVES_UP and op.t < deadline for op in own):
+        cut = [op.t for op in own if op.f in GIVES_UP] + ([killed.t] if killed else [])
+        if deadline > last or min([ended, *cut]) < deadline - AUDIT_NS:
             continue
         process = _process(claim)
         what = f"the lease of {process} has run out ({lease_ms:g} ms)"
-        yield Event(t=deadline, lane=process, symbol="◷", what=what, rank=6, holds=False)
+        if deadline < claim.t_end:
+            # It was stopped inside the claim: nobody can hold what ended before it was told.
+            deadline, what = claim.t_end, f"the lease of {process} had run out before this"
+        rank = -1 if deadline > claim.t_end else 2
+        yield Event(t=deadline, lane=process, symbol="◷", what=what, rank=rank, holds=False)
+
+
+def _lease_in_audit(story: Story, claim: Operation, times: list[float]) -> tuple[float, float]:
+    """Return when the queue committed the lease and when it ended it; where untold, the answer."""
+    began: float = claim.t_end or claim.t
+    for index, moment in enumerate(times):
+        if story.changes[index].takes and story.changes[index].fence == claim.fence:
+            following = times[index + 1 :]
+            return moment, following[0] if following else math.inf
+    return began, math.inf
 
 
 def _concerned(story: Story) -> dict[int, tuple[float, float]]:
@@ -221,7 +248,10 @@ def _last_of(run: Execution) -> float:
 
 
 def _fault_events(
-    evidence: Evidence, concerned: dict[int, tuple[float, float]], cited: set[Line]
+    evidence: Evidence,
+    concerned: dict[int, tuple[float, float]],
+    cited: set[Line],
+    others: list[Event],
 ) -> Iterator[Event]:
     for number, record in evidence.store.read(evidence.store.nemesis):
         line = ("nemesis.jsonl", number)
@@ -230,17 +260,19 @@ def _fault_events(
         start, end = concerned[record["pid"]]
         near = record["t"] <= end and start <= (record.get("t_end") or record["t"])
         if near or line in cited:
-            yield from _fault_pair(evidence, record, line)
+            yield from _fault_pair(evidence, record, line, others)
 
 
-def _fault_pair(evidence: Evidence, record: dict[str, Any], line: Line) -> Iterator[Event]:
-    fault = str(record.get("fault"))
+def _fault_pair(
+    evidence: Evidence, record: dict[str, Any], line: Line, others: list[Event]
+) -> Iterator[Event]:
+    fault, t = str(record.get("fault")), record["t"]
     symbol, words = FAULTS.get(fault, ("✗", fault))
     known = evidence.history.processes.get(record["pid"], f"pid {record['pid']}")
     process = str(record.get("process") or known).partition("~")[0]
     phase = f" at {record['phase']}" if record.get("phase") else ""
     yield Event(
-        t=record["t"],
+        t=t,
         lane=process,
         symbol=symbol,
         what=f"{process} {words}{phase}",
@@ -251,7 +283,9 @@ def _fault_pair(evidence: Evidence, record: dict[str, Any], line: Line) -> Itera
         bad=True,
     )
     if fault == "pause" and isinstance(record.get("t_end"), int):
-        goes_on = f"{process} goes on (SIGCONT)"
-        yield Event(
-            t=record["t_end"], lane=process, symbol="▶", what=goes_on, line=line, stopped=False
-        )
+        # The supervisor writes the time at which it saw the process run again; whatever the
+        # process itself did before that, it did awake.
+        own = [e.t for e in others if e.lane == process and e.line is not None and e.t > t]
+        awake = min([record["t_end"], *own])
+        what = f"{process} goes on (SIGCONT)"
+        yield Event(t=awake, lane=process, symbol="▶", what=what, line=line, rank=-2, stopped=False)

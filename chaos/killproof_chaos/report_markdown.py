@@ -38,6 +38,7 @@ def markdown(runs: Sequence[Run], figures: Figures, page: str) -> str:
         f"Command: `{_code(' '.join(map(str, run.get('argv') or ['not', 'told'])))}`",
         _head(record, run),
         f"The same run with its pictures: [{page}]({page}).",
+        _broken_names(record),
         _reasons(record),
         "## Promises",
         _promises(record),
@@ -119,6 +120,14 @@ def _machine(record: Mapping[str, Any]) -> str:
     cores = environment.get("cores")
     found.append(report_words.counted(cores, "core") if isinstance(cores, int) else None)
     return ", ".join(str(value) for value in found if value is not None) or "not told"
+
+
+def _broken_names(record: Mapping[str, Any]) -> str:
+    return "\n".join(
+        f"- broken: {report_words.SENTENCES.get(number, number)} ({number})"
+        for number, found in record["properties"].items()
+        if found["verdict"] == VIOLATED
+    )
 
 
 def _reasons(record: Mapping[str, Any]) -> str:

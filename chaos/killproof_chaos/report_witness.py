@@ -3,7 +3,7 @@
 A broken promise is believed when its story can be read. The events of the witness job stand in
 the order of time, one a row, each in the lane of its process: a sequence diagram that runs
 downwards and says how long the pauses were. A lane is thick while its process holds the lease,
-dotted while it is stopped, and ends where the process was killed. The rows that the checker
+dotted while it is stopped, and goes from its first event to its last. The rows that the checker
 cites are marked.
 """
 
@@ -32,7 +32,8 @@ class Row:
     left_out: int  #: events between the row before and this one that are not shown
     event: Event
     cited: bool  #: one of the lines that prove the violation
-    lanes: tuple[str, ...]  #: for each lane: "", "lives", "holds" or "stopped"
+    before: tuple[str, ...]  #: how the lanes look just above: "", "lives", "holds" or "stopped"
+    lanes: tuple[str, ...]  #: how they look here
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,9 +100,10 @@ def _rows(
     looks = dict.fromkeys(lanes, "")
     holding: set[str] = set()
     stopped: set[str] = set()
+    final = {event.lane: index for index, event in enumerate(events)}
     visible, last_index, last_ms = set(shown), -1, 0.0
     for index, event in enumerate(events):
-        lane = event.lane
+        lane, before = event.lane, tuple(looks.values())
         for state, members in ((event.holds, holding), (event.stopped, stopped)):
             if state is not None:
                 (members.add if state else members.discard)(lane)
@@ -114,10 +116,11 @@ def _rows(
                 left_out=index - last_index - 1,
                 event=event,
                 cited=event.line in cited,
-                lanes=tuple(looks[name] for name in lanes),
+                before=before,
+                lanes=tuple(looks.values()),
             )
             last_index, last_ms = index, ms
-        if event.ends:
+        if event.ends or final[lane] == index:
             looks[lane] = ""
             holding.discard(lane)
             stopped.discard(lane)

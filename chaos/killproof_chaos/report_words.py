@@ -53,13 +53,9 @@ def verdict_sentence(record: Record) -> str:
     if record["verdict"] == "pass":
         return f"No violation found in {extent}."
     if record["verdict"] == "violated":
-        broken = [
-            f"{SENTENCES.get(number, number)} ({number})"
-            for number, found in record["properties"].items()
-            if found["verdict"] == "violated"
-        ]
-        noun = "This promise was" if len(broken) == 1 else f"These {len(broken)} promises were"
-        return f"{noun} broken in {extent}: {'; '.join(broken)}."
+        broken = [n for n, found in record["properties"].items() if found["verdict"] == "violated"]
+        were = "promise was" if len(broken) == 1 else "promises were"
+        return f"{len(broken)} {were} broken in {extent}."
     return f"Unknown: no violation found in {extent}, but the evidence is not enough."
 
 
