@@ -49,6 +49,7 @@ class HistoryWriter:
         self._number = 0
         self._lives = 0
         self._open: dict[int, str] = {}
+        self._latest: dict[int, int] = {}  # Thread -> the number of its latest operation.
 
     def invoke(
         self,
@@ -71,8 +72,10 @@ class HistoryWriter:
         """
         assert f in OPERATIONS, f
         with without_alarms(), self._lock:
+            self._abandon(self._latest.get(threading.get_ident(), 0))
             self._number += 1
             self._open[self._number] = f
+            self._latest[threading.get_ident()] = self._number
             self._append(self._number, f, "invoke", job, fence, value, since)
             return self._number
 
@@ -96,10 +99,23 @@ class HistoryWriter:
 
     def close(self) -> None:
         """Write the `exit` record that tells an orderly end from a kill."""
-        with self._lock:
+        with without_alarms(), self._lock:
+            for n in sorted(self._open):
+                self._abandon(n)
             self._number += 1
             self._append(self._number, "exit", "ok", None, None, None)
             self._records.close()
+
+    def _abandon(self, n: int) -> None:
+        """Complete an operation that an alarm tore out of its caller's hands, as `info`.
+
+        A time limit may raise between the call and the record of its answer, where no handler can
+        catch it. The writer knows that no answer will come; the reader could not tell it from a
+        missing line.
+        """
+        if (f := self._open.pop(n, None)) is not None:
+            self._append(n, f, "info", None, None, {"error": "interrupted"})
+            self._lives += 1
 
     def _complete(self, n: int, kind: str, job: object, fence: int | None, value: object) -> None:
         with without_alarms(), self._lock:

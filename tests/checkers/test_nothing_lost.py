@@ -269,8 +269,19 @@ def test_a_cancel_is_a_cause_for_the_end_of_a_lease(run: "Run") -> None:
     job = producer.enqueues("b")
     worker.claims(job)
     producer.cancels(job)
+    run.passes(100)
 
     assert run.verdict("P3") == "pass"
+
+
+def test_a_lease_that_ends_as_cancelled_though_nobody_cancelled_is_seen(run: "Run") -> None:
+    producer, worker, _ = worked_off(run)
+    job = producer.enqueues("b")
+    worker.claims(job)
+    run.commits(job, "cancelled")
+    run.passes(100)
+
+    assert "ended as cancelled without an outcome" in run.story("P3")
 
 
 def test_with_a_stepped_clock_no_end_of_a_lease_is_judged(run: "Run") -> None:

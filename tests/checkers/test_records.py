@@ -140,10 +140,30 @@ def test_threads_may_have_operations_open_at_once(store: Store) -> None:
     assert [op.f for op in history.operations] == ["ack", "extend"]
 
 
-def test_one_thread_may_not(store: Store) -> None:
+def test_an_operation_that_was_interrupted_is_info(store: Store) -> None:
     writer = HistoryWriter(store.history_file("w1"), "w1")
+    writer.invoke("ack", job=1, fence=1)
+    writer.ok(writer.invoke("claim"))
     writer.invoke("claim")
-    writer.invoke("claim")
+    writer.close()
+
+    history = read_history(store)
+
+    assert history.malformed == []
+    assert [(op.f, op.type) for op in history.operations] == [
+        ("ack", "info"),
+        ("claim", "ok"),
+        ("claim", "info"),
+    ]
+
+
+def test_one_thread_has_one_operation_open(store: Store) -> None:
+    writer = HistoryWriter(store.history_file("w1"), "w1")
+    writer.ok(writer.invoke("claim"))
+    writer.ok(writer.invoke("claim"))
+    path = store.history_file("w1")
+    kept = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(kept[:1] + kept[2:]))
 
     [malformed] = read_history(store).malformed
 
