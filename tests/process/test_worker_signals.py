@@ -293,9 +293,7 @@ def test_a_job_that_outlives_the_grace_is_released_and_no_attempt_is_lost(
 
 def test_sigterm_between_claim_and_start_releases_the_job_at_once(here: Place) -> None:
     job_id = here.queue.enqueue("wait", None, max_attempts=1)
-    worker = here.worker(
-        env={"KILLPROOF_SYNC": "jobs_here:terminate_at_start", "PYTHONPATH": str(here.folder)}
-    )
+    worker = here.worker(env={"KILLPROOF_SYNC": "jobs_here:terminate_at_start"})
 
     assert worker.status() == 0
     assert here.said("start") == []
