@@ -60,6 +60,7 @@ from killproof.core.errors import (
 )
 from killproof.core.jobs import Queue
 from killproof.core.model import Failure, Job, Lease
+from killproof.effects import Rejected
 from killproof.handlers import (
     Handler,
     Handlers,
@@ -81,6 +82,7 @@ __all__ = [
     "Hold",
     "Interruption",
     "Permanent",
+    "Rejected",
     "RetryLater",
     "Snooze",
     "Worker",
