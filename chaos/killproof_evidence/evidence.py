@@ -62,6 +62,7 @@ class Change:
     key: str | None
     kind: str | None
     takes: bool  #: a claim: a new lease began, also where an old one was still written down
+    before: "Change | None"  #: the change of the same job that was committed before this one
     story: "Story"
 
     @property
@@ -73,6 +74,11 @@ class Change:
     def ends(self) -> bool:
         """Say whether a lease ended here, by whatever cause."""
         return self.old == "leased" and (self.new != "leased" or self.takes)
+
+    @property
+    def fence_before(self) -> int | None:
+        """The token that this change found: that of the lease which ended, where one did."""
+        return self.fence if self.before is None else self.before.fence
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -140,6 +146,8 @@ class Story:
     rows: list[Row] = field(default_factory=list)
     tables: list[int] = field(default_factory=list)  #: lines of effects/table.jsonl
     posts: list[int] = field(default_factory=list)  #: lines of effects/http.jsonl
+    _claims_by_fence: dict[int | None, Operation] | None = None
+    _outcomes_by_fence: dict[int | None, list[Operation]] | None = None
 
     @property
     def label(self) -> str | None:
@@ -180,9 +188,26 @@ class Story:
         """Say whether a cancel or replay may have happened, acknowledged or not."""
         return any(op.f == f and op.type != "fail" for op in self.controls)
 
+    # A poison job may be claimed many thousand times: both look-ups are made by an index, which
+    # is built at the first question, when everything has been read.
+
     def claim_of(self, fence: int | None) -> Operation | None:
-        """Return the acknowledged claim that got this token."""
-        return next((op for op in self.claims if op.fence == fence), None)
+        """Return the first claim that got this token."""
+        if self._claims_by_fence is None:
+            self._claims_by_fence = {op.fence: op for op in reversed(self.claims)}
+        return self._claims_by_fence.get(fence)
+
+    def outcomes_of(self, fence: int | None) -> list[Operation]:
+        """Return the outcomes and extensions that carried this token, by time."""
+        if self._outcomes_by_fence is None:
+            self._outcomes_by_fence = {}
+            for op in self.outcomes:
+                self._outcomes_by_fence.setdefault(op.fence, []).append(op)
+        return self._outcomes_by_fence.get(fence, [])
+
+    def settled(self, fence: int | None) -> bool:
+        """Say whether an outcome under this token was accepted, or may have been."""
+        return any(op.f != "extend" and op.type != "fail" for op in self.outcomes_of(fence))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,6 +289,7 @@ class Evidence:
             self.samples = list(self._read_samples())
             self.recoveries = list(self._read_recoveries())
         self.last_seen = self._last_seen()
+        self.t_last = max(self.last_seen.values(), default=0)  #: of any process
         self._explain_deaths()
         self.stalls = self._intervals()
         self.pauses = self._pauses()
@@ -318,11 +344,6 @@ class Evidence:
     def moment(self, t_ms: int) -> int | None:
         """Return the same, or None where nothing ties the two clocks together for certain."""
         return None if self.clock_stepped or not self.wall_offset_ns else self.monotonic(t_ms)
-
-    @property
-    def t_last(self) -> int:
-        """The time of the last record of any process."""
-        return max(self.last_seen.values(), default=0)
 
     # --- Reading.
 
@@ -388,7 +409,8 @@ class Evidence:
             fence, attempts = get("fence"), get("attempts")
             if fence is None:
                 fence = attempts
-            before = story.changes[-1].fence if story.changes else None
+            before = story.changes[-1] if story.changes else None
+            last = None if before is None else before.fence
             change = Change(
                 line=line,
                 t_ms=get("t_ms") or 0,
@@ -401,7 +423,8 @@ class Evidence:
                 due_ms=get("due_ms"),
                 key=key,
                 kind=share(kind, kind),
-                takes=new == "leased" and (old != "leased" or fence != before),
+                takes=new == "leased" and (old != "leased" or fence != last),
+                before=before,
                 story=story,
             )
             story.changes.append(change)

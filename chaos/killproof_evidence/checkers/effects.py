@@ -5,6 +5,7 @@ from itertools import pairwise
 from killproof_evidence.checkers.leases import certainly_live_until
 from killproof_evidence.evidence import HTTP, TABLE, Evidence, Execution, Story, at, at_end, where
 from killproof_evidence.finding import Finding, Tally
+from killproof_evidence.history import Operation
 
 
 def single_effect(evidence: Evidence) -> Finding:
@@ -76,9 +77,7 @@ def _excused(evidence: Evidence, story: Story, first: Execution, second: Executi
     """Say whether a fault, or the script itself, explains that the job ran once more."""
     if not first.ended or first.outcome not in {"ok", "sleep", None}:
         return True
-    outcomes = [
-        op for op in story.outcomes if op.f != "extend" and _belongs(story, op.fence, first)
-    ]
+    outcomes = [op for op in _outcomes(story, first) if op.f != "extend"]
     if any(op.f == "ack" and op.type == "ok" for op in outcomes):
         return bool(story.told("replay")) or story.tried("replay")
     if any(op.type == "info" or (op.f != "ack" and op.type == "ok") for op in outcomes):
@@ -90,9 +89,10 @@ def _excused(evidence: Evidence, story: Story, first: Execution, second: Executi
     return _had_run_out(evidence, story, first, second)
 
 
-def _belongs(story: Story, fence: int | None, execution: Execution) -> bool:
+def _outcomes(story: Story, execution: Execution) -> list[Operation]:
+    """Return what was said of this execution; without tokens, of the job."""
     token = execution.fence if execution.fence is not None else execution.attempt
-    return fence is None or token is None or fence == token
+    return story.outcomes if token is None else story.outcomes_of(token) + story.outcomes_of(None)
 
 
 def _had_run_out(evidence: Evidence, story: Story, first: Execution, second: Execution) -> bool:
@@ -120,7 +120,7 @@ def _was_paused(evidence: Evidence, first: Execution, second: Execution) -> bool
 
 
 def _accuse(tally: Tally, story: Story, first: Execution, second: Execution) -> None:
-    acks = [op for op in story.outcomes if _belongs(story, op.fence, first)][:3]
+    acks = _outcomes(story, first)[:3]
     end = (first.file, first.line_end)
     tally.violate(
         story.label,

@@ -1,6 +1,8 @@
 """P4, P5: one live lease at a time, and no outcome under an old one."""
 
+from bisect import bisect_left
 from itertools import pairwise
+from operator import itemgetter
 
 from killproof_evidence.evidence import OUTCOMES, Change, Evidence, Story, at, at_end, where
 from killproof_evidence.finding import Finding, Tally
@@ -76,8 +78,7 @@ def _check_pair(
 
 
 def _check_taken_over(evidence: Evidence, tally: Tally, story: Story, change: Change) -> None:
-    before = story.changes[story.changes.index(change) - 1]
-    holder = lease_was_live(evidence, story, before.fence, change)
+    holder = lease_was_live(evidence, story, change.fence_before, change)
     if holder is not None:
         tally.violate(
             story.label,
@@ -85,7 +86,7 @@ def _check_taken_over(evidence: Evidence, tally: Tally, story: Story, change: Ch
             f"{holder.process}, which lived and whose deadline was to come",
             at(holder),
             at_end(holder),
-            before.at,
+            where(change.before),
             change.at,
         )
 
@@ -111,8 +112,8 @@ def certainly_live_until(
     if claim.pid in evidence.history.ends:
         end = evidence.history.ends[claim.pid][2]
     bounds = [] if end is None else [end]
-    for op in story.outcomes:
-        if op.fence != claim.fence or op.type == "fail":
+    for op in story.outcomes_of(claim.fence):
+        if op.type == "fail":
             continue
         if op.f != "extend":
             bounds.append(op.t)
@@ -140,12 +141,8 @@ def fenced_outcome(evidence: Evidence) -> Finding:
     refused = 0
     for story in evidence.stories:
         _check_rising(tally, story)
-        ended: dict[int | None, Change] = {}
-        fence = None
-        for change in story.changes:
-            if change.ends:
-                ended[fence] = change
-            fence = change.fence
+        ended = {change.fence_before: change for change in story.changes if change.ends}
+        passed_on = _passed_on(story)
         accepted: dict[int | None, Operation] = {}
         for op in story.outcomes:
             refused += op.type == "fail"
@@ -154,7 +151,7 @@ def fenced_outcome(evidence: Evidence) -> Finding:
             tally.checked += 1
             if op.fence is None:
                 tally.missing(f"an accepted {op.f} carries no token")
-            elif _check_superseded(tally, story, op, accepted):
+            elif _check_superseded(tally, story, op, accepted, passed_on):
                 continue
             elif op.f in OUTCOMES and story.changes:
                 _check_moved(tally, story, op, ended.get(op.fence))
@@ -181,23 +178,32 @@ def _check_rising(tally: Tally, story: Story) -> None:
         last = change
 
 
+def _passed_on(story: Story) -> list[tuple[int, Operation]]:
+    """Return when the job had certainly gone to a higher token: (time, claim), rising in both."""
+    steps: list[tuple[int, Operation]] = []
+    known = (op for op in story.claims if op.type == "ok" and op.t_end is not None)
+    for op in sorted(known, key=_end_of):
+        if op.fence is not None and (not steps or op.fence > (steps[-1][1].fence or 0)):
+            steps.append((_end_of(op), op))
+    return steps
+
+
+def _end_of(op: Operation) -> int:
+    return op.t if op.t_end is None else op.t_end
+
+
 def _check_superseded(
-    tally: Tally, story: Story, op: Operation, accepted: dict[int | None, Operation]
+    tally: Tally,
+    story: Story,
+    op: Operation,
+    accepted: dict[int | None, Operation],
+    passed_on: list[tuple[int, Operation]],
 ) -> bool:
     """Accuse an outcome that began after its lease had certainly passed on or ended."""
-    later = next(
-        (
-            claim
-            for claim in story.claims
-            if claim.type == "ok"
-            and claim.fence is not None
-            and op.fence is not None
-            and claim.fence > op.fence
-            and claim.t_end is not None
-            and claim.t_end < op.t
-        ),
-        None,
-    )
+    index = bisect_left(passed_on, op.t, key=itemgetter(0))
+    later = passed_on[index - 1][1] if index else None
+    if later is not None and (later.fence or 0) <= (op.fence or 0):
+        later = None
     first = accepted.get(op.fence)
     if later is not None:
         tally.violate(

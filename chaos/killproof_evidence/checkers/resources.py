@@ -197,8 +197,8 @@ def _check_given_back(
     released = next((op for op in outcomes if op.f == "release" and op.type == "ok"), None)
     if released is None:
         return
-    before = None
     for change in story.changes:
+        before = change.before
         if before is not None and change.ends and before.fence == claim.fence:
             known = change.forgiven is not None and before.forgiven is not None
             if known and (change.forgiven or 0) <= (before.forgiven or 0):
@@ -210,7 +210,6 @@ def _check_given_back(
                     before.at,
                     change.at,
                 )
-        before = change
 
 
 def _was_taken(evidence: Evidence, story: Story, claim: Operation) -> bool:
@@ -219,10 +218,8 @@ def _was_taken(evidence: Evidence, story: Story, claim: Operation) -> bool:
     A worker that noticed by its own clock gives nothing back, and says nothing to the queue.
     """
     _, _, exited = evidence.history.ends[claim.pid]
-    before = None
     for change in story.changes:
-        if before is not None and change.ends and before.fence == claim.fence:
+        if change.ends and change.fence_before == claim.fence:
             moment = evidence.moment(change.t_ms)
             return moment is not None and moment <= exited
-        before = change
     return False

@@ -23,7 +23,7 @@ def allowed_edges(evidence: Evidence) -> Finding:
                 story.label,
                 f"job {story.label} went from {change.old or 'nothing'} to "
                 f"{change.new or 'nothing'}, which the contract does not allow",
-                *(other.at for other in _around(story, change)),
+                *(other.at for other in _around(change)),
             )
         elif (
             change.old in TERMINAL
@@ -33,15 +33,17 @@ def allowed_edges(evidence: Evidence) -> Finding:
             tally.violate(
                 story.label,
                 f"job {story.label} left {change.old} for {change.new}, and nobody replayed it",
-                *(other.at for other in _around(story, change)),
+                *(other.at for other in _around(change)),
             )
     return tally.finding("no audit: the target's table is not mapped")
 
 
-def _around(story: Story, change: Change) -> list[Change]:
-    """Return the change and up to four before it."""
-    index = story.changes.index(change)
-    return story.changes[max(0, index - 4) : index + 1]
+def _around(change: Change) -> list[Change]:
+    """Return the change and up to four before it, oldest first."""
+    found = [change]
+    while found[-1].before is not None and len(found) < 5:
+        found.append(found[-1].before)
+    return found[::-1]
 
 
 def dead_letters(evidence: Evidence) -> Finding:
