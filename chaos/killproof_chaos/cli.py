@@ -34,7 +34,6 @@ STORES: Final = "killproof-store"
 SEED_MAX: Final = 2**32 - 1
 
 app = typer.Typer(
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Kill a queue for real, and judge its promises from what was recorded.",
@@ -211,9 +210,10 @@ def _perform(
     name = f"{Path(options.target).stem}-{options.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     place = Store.create(store or Path(STORES) / name.replace(":", "-"))
     print(f"seed {options.seed}, evidence in {place.path}", file=sys.stderr)
-    obliged = len(coverage.obliged(targets.load(options.target), options))
+    owed = coverage.obliged(targets.load(options.target), options)
+    places = sum("@" in name for name in owed)
     try:
-        with shown(options, obliged, console) as show:
+        with shown(options, places, console) as show:
             Engine(options, planned, place, show).run()
     except EngineFailed as error:
         print(f"killproof: the harness failed, which says nothing of the queue: {error}",
@@ -225,7 +225,6 @@ def _perform(
 def _conclude(store: Store, unknown: Unknown | None, junit: Path | None, as_json: bool) -> None:
     record = judge(store).record
     rows = list(render_rows(record))
-    report = write_report(store.path)
     out = Console(stderr=as_json)
     out.print(summary.table(rows))
     for story in summary.stories(record):
@@ -236,7 +235,7 @@ def _conclude(store: Store, unknown: Unknown | None, junit: Path | None, as_json
     # Plain print: a path or a command that is folded to the width can not be pasted.
     stream = sys.stderr if as_json else sys.stdout
     print(f"again:  {record['replay']}", file=stream)
-    print(f"report: {report}", file=stream)
+    print(f"report: {write_report(store.path)}", file=stream)
     if as_json:
         print(json.dumps(record, ensure_ascii=False))
     if junit is not None:

@@ -27,17 +27,17 @@ PHASE_TEXT: Final = {
 
 
 @contextmanager
-def shown(options: Options, obliged: int, console: Console) -> Iterator[Show]:
+def shown(options: Options, places: int, console: Console) -> Iterator[Show]:
     """Give the function that shows the progress of this run."""
     if console.is_terminal:
-        with _bar(options, obliged, console) as show:
+        with _bar(options, places, console) as show:
             yield show
     else:
-        yield _Plain(options, obliged).show
+        yield _Plain(options, places).show
 
 
 @contextmanager
-def _bar(options: Options, obliged: int, console: Console) -> Iterator[Show]:
+def _bar(options: Options, places: int, console: Console) -> Iterator[Show]:
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -53,7 +53,7 @@ def _bar(options: Options, obliged: int, console: Console) -> Iterator[Show]:
             text = f"{left:.0f} s left" if left > 0 else "until all has hit"
             progress.update(
                 task,
-                description=f"{PHASE_TEXT[turn.phase]}: {_figures(turn, options, obliged)}",
+                description=f"{PHASE_TEXT[turn.phase]}: {_figures(turn, options, places)}",
                 completed=min(turn.elapsed, options.seconds),
                 left=text if turn.phase == "chaos" else "",
             )
@@ -64,9 +64,9 @@ def _bar(options: Options, obliged: int, console: Console) -> Iterator[Show]:
 class _Plain:
     """Lines for a log: one at each change of phase, and one every few seconds."""
 
-    def __init__(self, options: Options, obliged: int) -> None:
+    def __init__(self, options: Options, places: int) -> None:
         self._options = options
-        self._obliged = obliged
+        self._places = places
         self._phase = ""
         self._next = 0.0
 
@@ -75,15 +75,22 @@ class _Plain:
         if turn.phase == self._phase and turn.elapsed < self._next:
             return
         self._phase, self._next = turn.phase, turn.elapsed + PLAIN_SECONDS
-        figures = _figures(turn, self._options, self._obliged)
+        figures = _figures(turn, self._options, self._places)
         print(f"{turn.elapsed:5.1f} s  {PHASE_TEXT[turn.phase]}: {figures}", file=sys.stderr)
 
 
-def _figures(turn: Turn, options: Options, obliged: int) -> str:
+def _figures(turn: Turn, options: Options, places: int) -> str:
     if turn.phase in ("drain", "stop") and turn.counts:
         states = sorted(turn.counts.items())
         return ", ".join(f"{count} {state}" for state, count in states)
-    return (
-        f"{turn.kills}/{options.kills} kills, {turn.pauses}/{options.pauses} pauses, "
-        f"{turn.cells} of {obliged} places, {turn.enqueued} jobs"
-    )
+    parts = [
+        f"{seen}/{asked} {name}s"
+        for name, seen, asked in (
+            ("kill", turn.kills, options.kills),
+            ("pause", turn.pauses, options.pauses),
+        )
+        if name in options.nemeses
+    ]
+    if parts:
+        parts.append(f"{turn.cells} of {places} places")
+    return ", ".join([*parts, f"{turn.enqueued} enqueued"])

@@ -35,6 +35,8 @@ WITHOUT_LEASE_YET: Final = frozenset({"claim.begin", "claim.locked", "claim.writ
 BUSY_WAIT_MS: Final = 150
 #: A kill that wants an idle peer waits for the next lull, and not for ever.
 SPARE_WAIT_MS: Final = 4_000
+#: A busy queue has no lull of its own: the producers make one after so long.
+IDLE_WAIT_MS: Final = 1_500
 #: A worker that has worked so long on one job will still hold it when the grace time is over.
 LONG_WORK_NS: Final = 120_000_000
 #: Byte 120 of the -shm file is the lock of SQLite's one writer (WAL_WRITE_LOCK, wal.c).
@@ -109,6 +111,7 @@ class Nemesis:
             self._admit(self._planned.popleft())
         self._serve_arrivals()
         self._drive_stops()
+        self._drive_idleness(elapsed_ms)
         self._random = [
             fault for fault in self._random if not self._strike_at_random(fault, elapsed_ms)
         ]
@@ -123,6 +126,7 @@ class Nemesis:
         for pause in list(self._pauses):
             self._resume(pause)
         self.healed = True
+        self._board.hold(False)
         self._write({"t": time.monotonic_ns(), "fault": "heal"})
 
     def on_end(self, process: Process) -> bool:
@@ -130,7 +134,9 @@ class Nemesis:
         assert process.status is not None
         self._working_since.pop(process.slot, None)
         for pause in [p for p in self._pauses if p.process is process]:
-            self._pauses.remove(pause)  # It was killed while it stood still.
+            # It was killed while it stood still: nobody has seen it go on, so it does not count.
+            self._pauses.remove(pause)
+            self._write_pause(pause, hit=False)
         status = process.status
         if process.doom:
             killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
@@ -148,7 +154,7 @@ class Nemesis:
 
     def kill(self, process: Process, phase: str) -> bool:
         """SIGKILL; it counts when the wait status has said so."""
-        assert process.state in ("running", "stopped"), process.state
+        assert process.state in ("starting", "running", "stopped"), process.state
         assert not process.doom
         process.doom = {
             "t": time.monotonic_ns(),
@@ -195,11 +201,16 @@ class Nemesis:
         assert pause.process.state in ("stopped", "dying"), pause.process.state
         self._pauses.remove(pause)
         pause.process.send(signal.SIGCONT)
-        now = time.monotonic_ns()
-        if pause.process.state == "stopped" and wait_for_kernel_state(pause.process.pid, False):
+        seen = pause.process.state == "stopped"
+        if seen and wait_for_kernel_state(pause.process.pid, False):
             pause.process.state = "running"
             self._count("pause", pause.record)
-        self._write(pause.record | {"t_end": now, "held_write_lock": pause.holds_lock})
+        self._write_pause(pause, hit=seen and pause.record["hit"])
+
+    def _write_pause(self, pause: Pause, *, hit: bool) -> None:
+        now = time.monotonic_ns()
+        more = {"t_end": now, "held_write_lock": pause.holds_lock, "hit": hit}
+        self._write(pause.record | more)
         if pause.holds_lock:
             self._write({"t": pause.record["t"], "fault": "stall", "t_end": now, "cause": "pause"})
 
@@ -229,7 +240,7 @@ class Nemesis:
     def kill_all(self) -> None:
         """Kill all workers and producers at once: the next to open the file must recover it."""
         for process in self._crew.of_role("worker", "producer"):
-            if process.state in ("running", "stopped") and not process.doom:
+            if not process.doom:
                 self.kill(process, self._board.phase(process.slot))
         record = {"t": time.monotonic_ns(), "fault": "kill-all", "hit": True}
         self._write(record | {"wal_bytes": self._wal_bytes()})
@@ -334,6 +345,12 @@ class Nemesis:
             if now - since > LONG_WORK_NS or not releases:
                 self.term(process, self._board.phase(process.slot))
                 return
+
+    def _drive_idleness(self, elapsed_ms: int) -> None:
+        """Hold the producers back while a fault waits in vain for a worker without work."""
+        waiting = list(self._aims.get(IDLE, ())) + [f for f in self._random if f.spare]
+        late = any(elapsed_ms - fault.at_ms > IDLE_WAIT_MS for fault in waiting)
+        self._board.hold(late and not self.healed)
 
     def _end_pauses(self) -> None:
         now = time.monotonic_ns()

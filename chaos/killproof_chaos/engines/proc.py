@@ -84,6 +84,7 @@ class Engine:
         self._start_ns = 0
         self._phase: Phase = "starting"
         self._counts: dict[str, int] = {}
+        self._enqueued = 0
 
     def run(self) -> dict[str, Any]:
         """Run to the end and write the evidence; return run.json.
@@ -328,7 +329,9 @@ class Engine:
         if not self._start_ns and not force:
             return
         crew, hits = self._crew, self._nemesis.hits
-        slots = [process.slot for process in crew.of_role("producer")]
+        if phase == "chaos":
+            slots = [process.slot for process in crew.of_role("producer")]
+            self._enqueued = max(self._enqueued, sum(map(crew.board.progress, slots)))
         self._show(
             Progress(
                 phase=phase,
@@ -338,7 +341,7 @@ class Engine:
                 terms=hits["term"],
                 locks=hits["lock"],
                 cells=len(self._nemesis.cells),
-                enqueued=0 if phase == "judge" else sum(map(crew.board.progress, slots)),
+                enqueued=self._enqueued,
                 workers=len(crew.of_role("worker")),
                 counts=self._counts,
             )

@@ -27,6 +27,8 @@ from killproof_evidence.target import Client, Indefinite, Target
 #: Requests for a key that the sink has applied already; beside the effects, for they had none.
 REPEATS: Final = "repeats.jsonl"
 OBSERVE_SECONDS: Final = 0.1
+#: Between two looks of a producer that holds back.
+HOLD_SECONDS: Final = 0.01
 #: How long the foreign program waits for the lock it wants to hold.
 LOCK_WAIT_SECONDS: Final = 20.0
 
@@ -82,6 +84,8 @@ def produce(target: Target, place: Path, store: Store, name: str, start_ns: int)
         operation = operations[number]
         due_ns = start_ns + operation.at_ms * 1_000_000
         stopped.wait(max(0.0, (due_ns - time.monotonic_ns()) / 1e9))
+        while hook.is_held() and not stopped.wait(HOLD_SECONDS):
+            pass
         if stopped.is_set():
             break
         hook.set_progress(number + 1)
