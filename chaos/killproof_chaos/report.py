@@ -9,6 +9,7 @@ page forbids itself to load anything.
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,12 +27,25 @@ from killproof_evidence.store import Store
 
 #: A report is mailed and attached; 2 MiB pass everywhere, and 1.3 of them are bokeh's script.
 BYTES_MAX: Final = 2 * 1024 * 1024
-#: A text longer than this says nothing more to a reader.
-CHARS_MAX: Final = 600
 #: Witnesses beside the first one of each promise, told in a sentence.
 OTHERS_MAX: Final = 5
-#: Rows of a witness's picture, and lines under it: less when the whole would get too large.
-BUDGETS: Final = ((EVENTS_MAX, 20), (16, 6), (0, 3))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """How much of a store's own text a page takes in."""
+
+    events: int  #: rows of a witness's picture
+    lines: int  #: that prove a violation
+    chars: int  #: of one text
+
+
+#: The first that gives a page below `BYTES_MAX` is taken; only a hostile store needs the last.
+BUDGETS: Final = (
+    Budget(events=EVENTS_MAX, lines=20, chars=600),
+    Budget(events=16, lines=6, chars=300),
+    Budget(events=0, lines=3, chars=100),
+)
 MISSED_MAX: Final = 40
 
 
@@ -101,20 +115,20 @@ def render(store: Store) -> str:
     evidence = Evidence(store)
     figures = figures_of(evidence)
     text = ""
-    for events, lines in BUDGETS:
+    for budget in BUDGETS:
         told: set[object] = set()
         broken = [
-            _broken(evidence, number, found, told, events, lines)
+            _broken(evidence, number, found, told, budget)
             for number, found in record["properties"].items()
             if found["verdict"] == VIOLATED
         ]
-        text = _page(record, run, evidence, figures, broken)
+        text = _page(record, run, evidence, figures, broken, budget.chars)
         if len(text.encode("utf-8", errors="replace")) < BYTES_MAX:
             break
     return text
 
 
-def clean(value: object) -> object:
+def clean(value: object, chars_max: int = BUDGETS[0].chars) -> object:
     r"""Make a text fit to be shown; everything else stays as it is.
 
     Control characters, lone surrogates and those that turn the direction of what follows become
@@ -125,7 +139,7 @@ def clean(value: object) -> object:
     """
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
-    text = value if len(value) <= CHARS_MAX else f"{value[:CHARS_MAX]} ..."
+    text = value if len(value) <= chars_max else f"{value[:chars_max]} ..."
     return "".join(_visible(letter) for letter in text)
 
 
@@ -141,20 +155,21 @@ def _broken(
     number: str,
     found: Mapping[str, Any],
     told: set[object],
-    events_max: int,
-    lines_max: int,
+    budget: Budget,
 ) -> Broken:
     witnesses = found["witnesses"]
-    first: Mapping[str, Any] = witnesses[0] if witnesses else {"story": "", "lines": []}
+    first: Mapping[str, Any] = (
+        witnesses[0] if witnesses else {"job": None, "story": "", "lines": []}
+    )
     broken = Broken(
         number=number,
         sentence=report_words.SENTENCES.get(number, number),
         violations=found.get("violations", len(witnesses)),
         story=first["story"],
         job=first.get("job"),
-        lines=first["lines"][:lines_max],
-        lines_left_out=max(0, len(first["lines"]) - lines_max),
-        timeline=timeline_of(evidence, first, events_max) if witnesses and events_max else None,
+        lines=first["lines"][: budget.lines],
+        lines_left_out=max(0, len(first["lines"]) - budget.lines),
+        timeline=timeline_of(evidence, first, budget.events) if budget.events else None,
         fresh=first.get("job") not in told,
         others=[witness["story"] for witness in witnesses[1 : 1 + OTHERS_MAX]],
     )
@@ -168,11 +183,12 @@ def _page(
     evidence: Evidence,
     figures: Figures,
     broken: Sequence[Broken],
+    chars_max: int,
 ) -> str:
     environment = Environment(
         loader=PackageLoader("killproof_chaos"),
         autoescape=True,
-        finalize=clean,
+        finalize=partial(clean, chars_max=chars_max),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -100,7 +100,7 @@ def ns(ms: float) -> int:
     return START_NS + int(ms * 1e6)
 
 
-def zombie(path: Path, *, refused: bool = True, **run: Any) -> Store:
+def zombie(path: Path, *, refused: bool = True, seen_awake: float = 700, **run: Any) -> Store:
     """Worker 1 is stopped past its lease, worker 2 does the job, worker 1 comes back to ack it."""
     scene = Scene(path)
     scene.call("p1.1", "enqueue", 0, 2, job=1, asked={"value": {"id": "j1", "script": ["ok"]}})
@@ -108,7 +108,7 @@ def zombie(path: Path, *, refused: bool = True, **run: Any) -> Store:
     scene.call("w1.1", "claim", 10, 12, job=1, fence=1)
     scene.change(11, "available", "leased", 1)
     scene.effect("w1.1", "start", 13, 1)
-    scene.fault("pause", 20, 700, pid=101, process="w1.1", phase="handler.start")
+    scene.fault("pause", 20, seen_awake, pid=101, process="w1.1", phase="handler.start")
     scene.change(511, "leased", "available", 1)
     scene.call("w2.1", "claim", 519, 521, job=1, fence=2)
     scene.change(520, "available", "leased", 2)
@@ -308,7 +308,7 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
 def huge(path: Path) -> Store:
     """More kills, witnesses, lines and text than any page can hold."""
     store = zombie(path, refused=False)
-    long = "x" * 2_000
+    long = "&" * 2_000  # Each letter becomes five in the page.
     lines = [{"file": "history/w1.1.jsonl", "line": n, "text": long} for n in range(1, 21)]
     witness = {"job": "1", "story": long, "lines": lines}
     record = store.read_verdict()
@@ -416,6 +416,14 @@ def test_a_lane_shows_who_holds_the_lease_and_who_is_stopped(violated: Store) ->
     assert look(timeline, "w2.1", "w2.1 starts the handler") == "holds"
     assert look(timeline, "w2.1", "w2.1 acks") == "lives"
     assert look(timeline, "w2.1", "w1.1 goes on") == ""
+
+
+def test_a_process_goes_on_before_it_does_anything_though_it_is_seen_later(tmp_path: Path) -> None:
+    store = zombie(tmp_path / "store", refused=False, seen_awake=707)
+
+    told = [row.event.what for row in lanes_of(store).rows]
+
+    assert told[-2:] == ["w1.1 goes on (SIGCONT)", "w1.1 acks the job with token 1"]
 
 
 def test_a_refused_ack_reads_as_refused(tmp_path: Path) -> None:
