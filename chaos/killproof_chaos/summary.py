@@ -56,7 +56,7 @@ def stories(record: Mapping[str, Any]) -> list[str]:
 
 def table(rows: list[Row]) -> Table:
     """Return the verdict table: the plain sentence first, the number of the property last."""
-    result = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    result = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     result.add_column("promise", overflow="fold")
     result.add_column("verdict", no_wrap=True)
     result.add_column("checked", justify="right")
