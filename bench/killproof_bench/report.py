@@ -300,7 +300,7 @@ def locks_table(cells: Sequence[Cell]) -> Table:
         "workers",
         "arm",
         "write lock held",
-        "waiting at the turnstile",
+        "turnstile held",
         "WAL MiB, most",
         "frames behind, most",
         "checkpoints",
@@ -309,13 +309,13 @@ def locks_table(cells: Sequence[Cell]) -> Table:
     for cell in cells:
         watches = [a_round.watch for a_round in cell.rounds]
         held = [w.write_lock_held for w in watches if w.write_lock_held is not None]
-        waiting = [w.turnstile_waiting for w in watches if w.turnstile_waiting is not None]
+        turnstile = [w.turnstile_held for w in watches if w.turnstile_held is not None]
         lines.append(
             (
                 str(cell.workers),
                 cell.arm,
                 f"{max(held):.0%}" if held else "n/a",
-                f"{max(waiting):.1f}" if waiting else "n/a",
+                f"{max(turnstile):.0%}" if turnstile else "n/a",
                 f"{max(w.wal_bytes_max for w in watches) / 2**20:.1f}",
                 f"{max(w.frames_behind_max for w in watches):,}",
                 f"{sum(w.restarts for w in watches):,}",

@@ -46,7 +46,7 @@ class LockWatch:
 
     samples: int
     write_lock_held: float | None  #: Share of the samples in which SQLite's write lock was held.
-    turnstile_waiting: float | None  #: Mean number of workers queued at the turnstile.
+    turnstile_held: float | None  #: Share of the samples in which somebody held the turnstile.
     wal_bytes_max: int
     frames_behind_max: int  #: Most WAL frames not yet copied into the database.
     restarts: int  #: WAL restarts; each follows one complete checkpoint, and none is missed.
