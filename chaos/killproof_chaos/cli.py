@@ -98,7 +98,7 @@ def run(
         jobs=None if jobs is None else str(jobs),
     )
     given = workload.read_jobs(jobs) if jobs is not None else []
-    planned = plan.make(options, coverage.phases_of(targets.load(target)), given)
+    planned = plan.make(options, coverage.aims(targets.load(target), options), given)
     _perform(planned, store, unknown, junit, as_json)
 
 
@@ -128,7 +128,7 @@ def replay(
     else:
         options = Options.of_token(what)
         given = workload.read_jobs(Path(options.jobs)) if options.jobs is not None else []
-        planned = plan.make(options, coverage.phases_of(targets.load(options.target)), given)
+        planned = plan.make(options, coverage.aims(targets.load(options.target), options), given)
     print_plan(planned, sys.stdout if plan_only else sys.stderr)
     if not plan_only:
         _perform(planned, store, unknown, junit, as_json)

@@ -33,6 +33,9 @@ WAITED: Final = "an operation waited for a foreign program's write lock"
 OUTLASTED: Final = "a foreign program held the write lock for longer than a lease"
 REPEATED: Final = "the HTTP sink was asked again for a key that it had applied"
 
+#: Where nobody gets without a nemesis: no handler fails by itself, no worker stops by itself.
+REACHED_BY: Final = (("nack.", "handler"), ("release.", "term"), ("worker.stop", "term"))
+
 #: What every run owes: without it the evidence is not all there.
 ENDED: Final = "the run came to its end"
 RESTED: Final = "the queue came to rest after the faults"
@@ -63,13 +66,24 @@ def phases_of(target: Target) -> tuple[str, ...]:
     return tuple(phase for phase in PHASES if phase in points)
 
 
+def aims(target: Target, options: Options) -> tuple[str, ...]:
+    """Return the phases that can be reached, and so are aimed at, with the chosen nemeses."""
+    return tuple(
+        phase
+        for phase in phases_of(target)
+        if all(
+            nemesis in options.nemeses for start, nemesis in REACHED_BY if phase.startswith(start)
+        )
+    )
+
+
 def obliged(target: Target, options: Options) -> list[str]:
     """Return what the run must hit; a pure function of what is known before it."""
     cells = [
         f"{nemesis}@{phase}"
         for nemesis in ("kill", "pause")
         if nemesis in options.nemeses
-        for phase in phases_of(target)
+        for phase in aims(target, options)
     ]
     sometimes = [
         sentence
@@ -198,8 +212,7 @@ def _waited(facts: _Facts) -> bool:
 def _spared(facts: _Facts) -> bool:
     """Some worker was killed in a handler while another had nothing to do."""
     return any(
-        fault["idle_peers"] > 0 and fault["phase"].startswith("handler.")
-        for fault in facts.of("kill")
+        fault["idle_peers"] and fault["phase"].startswith("handler.") for fault in facts.of("kill")
     )
 
 

@@ -35,6 +35,8 @@ WITHOUT_LEASE_YET: Final = frozenset({"claim.begin", "claim.locked", "claim.writ
 BUSY_WAIT_MS: Final = 150
 #: A kill that wants an idle peer waits for the next lull, and not for ever.
 SPARE_WAIT_MS: Final = 4_000
+#: Such a kill has a moment to itself: the peer that takes over must not be struck as well.
+SPARE_CALM_NS: Final = 60_000_000
 #: A busy queue has no lull of its own: the producers make one after so long.
 IDLE_WAIT_MS: Final = 1_500
 #: A worker that has worked so long on one job will still hold it when the grace time is over.
@@ -88,7 +90,7 @@ class Nemesis:
         self._pauses: list[Pause] = []
         self._locks: dict[str, Process] = {}
         self._working_since: dict[int, int] = {}
-        self._driven_ns = 0
+        self._killed_ns = 0
         self.healed = False
         self.hits = {"kill": 0, "pause": 0, "term": 0, "lock": 0}
         self.cells: set[str] = set()
@@ -163,13 +165,14 @@ class Nemesis:
             "process": process.name,
             "phase": phase,
             "hit": self._is_hit(phase),
-            "idle_peers": self._idle_peers(process),
+            "idle_peers": [peer for peer in self._idle() if peer != process.name],
             "wal_bytes": self._wal_bytes(),
         }
         if not process.send(signal.SIGKILL):
             process.doom = {}
             return False
         process.state = "dying"
+        self._killed_ns = time.monotonic_ns()
         return True
 
     def pause(self, process: Process, phase: str) -> bool:
@@ -305,8 +308,8 @@ class Nemesis:
         waited_ms = elapsed_ms - fault.at_ms
         busy = [process for process in victims if phases[process] not in ("", IDLE)]
         if fault.spare and waited_ms < SPARE_WAIT_MS:
-            idle = any(phase == IDLE for phase in phases.values())
-            busy = [p for p in victims if idle and phases[p].startswith("handler.")]
+            calm = time.monotonic_ns() - self._killed_ns > SPARE_CALM_NS and bool(self._idle())
+            busy = [p for p in victims if calm and phases[p].startswith("handler.")]
             if not busy:
                 return False
         if not busy and (not victims or waited_ms < BUSY_WAIT_MS):
@@ -350,7 +353,7 @@ class Nemesis:
         """Hold the producers back while a fault waits in vain for a worker without work."""
         waiting = list(self._aims.get(IDLE, ())) + [f for f in self._random if f.spare]
         late = any(elapsed_ms - fault.at_ms > IDLE_WAIT_MS for fault in waiting)
-        self._board.hold(late and not self.healed)
+        self._board.hold(late and not self.healed and not self._idle())
 
     def _end_pauses(self) -> None:
         now = time.monotonic_ns()
@@ -393,13 +396,13 @@ class Nemesis:
     def _is_hit(self, phase: str) -> bool:
         return self._blind or phase not in ("", IDLE)
 
-    def _idle_peers(self, victim: Process) -> int:
-        return sum(
-            process is not victim
-            and process.state == "running"
-            and self._board.phase(process.slot) == IDLE
+    def _idle(self) -> list[str]:
+        """Return the names of the workers that have nothing to do."""
+        return [
+            process.name
             for process in self._crew.of_role("worker")
-        )
+            if process.state == "running" and self._board.phase(process.slot) == IDLE
+        ]
 
     def _wal_bytes(self) -> int:
         """Return the log's size through the kernel; opening it here would be no observation."""

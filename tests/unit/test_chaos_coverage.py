@@ -90,6 +90,16 @@ def test_a_target_is_not_obliged_to_what_it_cannot_show() -> None:
     assert "kill@release.begin" not in obliged
 
 
+def test_a_phase_that_nobody_reaches_without_a_nemesis_is_not_obliged_without_it() -> None:
+    target = targets.load("killproof")
+    alone = coverage.aims(target, Options(nemeses=("kill",)))
+
+    missing = set(coverage.phases_of(target)) - set(alone)
+    assert {phase.partition(".")[0] for phase in missing} == {"nack", "release", "worker"}
+    assert "worker.idle" in alone
+    assert coverage.aims(target, Options()) == coverage.phases_of(target)
+
+
 def test_a_run_without_faults_meets_no_obligation_of_a_nemesis(tmp_path: Path) -> None:
     store = make_store(tmp_path, nemesis=[])
     options = Options()
@@ -127,7 +137,7 @@ def test_a_run_that_is_not_whole_misses_what_every_run_owes(
 
 def kill(pid: int, phase: str = "handler.start", **more: Any) -> dict[str, Any]:
     facts = {"fault": "kill", "pid": pid, "phase": phase, "hit": True}
-    return {"t": 500, "idle_peers": 0, "wal_bytes": 0} | facts | more
+    return {"t": 500, "idle_peers": [], "wal_bytes": 0} | facts | more
 
 
 def test_a_kill_meets_its_cell_and_a_producers_kill_too(tmp_path: Path) -> None:
@@ -181,7 +191,7 @@ HUNG = [
             {"nemesis": [kill(1)], "history": CLAIM, "audit": [LEASED, LEASED_AGAIN]},
             "audit",
         ),
-        (coverage.SPARED, {"nemesis": [kill(1, idle_peers=2)]}, "nemesis"),
+        (coverage.SPARED, {"nemesis": [kill(1, idle_peers=["w2.1"])]}, "nemesis"),
         (
             coverage.RECOVERED,
             {"nemesis": [{"t": 1, "fault": "kill-all", "hit": True, "wal_bytes": 8}]},
