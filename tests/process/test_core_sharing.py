@@ -216,6 +216,32 @@ def test_processes_that_drain_one_queue_do_each_job_once(place: Path) -> None:
         assert queue.counts()["succeeded"] == jobs
 
 
+#: Every operation, in an interpreter that skips assert statements.
+OPTIMISED = """
+import sys
+from killproof import Queue
+assert False, "not skipped"
+with Queue(sys.argv[1]) as queue:
+    a, b, c, d = queue.enqueue_many([("kind", i) for i in range(4)])
+    first, second, third = queue.claim_many(3)
+    queue.ack(queue.extend(first))
+    queue.nack(second, "no")
+    queue.release(third)
+    queue.snooze(queue.claim(), 60)
+    queue.cancel(d)
+    print([queue.get(i).state for i in (a, b, c, d)])
+"""
+
+
+def test_no_operation_hides_in_an_assert(place: Path) -> None:
+    argv = [sys.executable, "-O", "-c", OPTIMISED, str(place / "q.db")]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=SECONDS_MAX)
+
+    assert done.stdout.strip() == "['succeeded', 'retryable', 'scheduled', 'cancelled']", (
+        done.stderr
+    )
+
+
 # Forks.
 
 

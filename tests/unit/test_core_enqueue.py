@@ -436,7 +436,7 @@ def test_a_second_queue_on_the_same_file_in_the_same_thread_is_refused_at_once(
 ) -> None:
     """The turnstile belongs to a description: the thread would wait for itself."""
     with (
-        Queue(queue.path) as second,
+        Queue(queue.path, busy_limit=0.5) as second,
         queue.transaction() as tx,
     ):
         with pytest.raises(NestedTransaction, match="pass tx= to join it"):

@@ -117,6 +117,19 @@ def test_where_no_lock_can_be_had_the_lease_alone_decides(place: Path) -> None:
     mine.close()
 
 
+def test_locks_that_only_pretend_are_found_out_and_not_relied_upon(place: Path) -> None:
+    """Some file systems accept a lock and keep none: every holder would be taken for dead."""
+
+    class Pretending(Liveness):
+        def _lock(self, byte: int) -> bool:
+            return True
+
+    mine = Pretending(str(place / "q.db"))
+
+    assert (mine.file, mine.hold()) == ("", 0)
+    mine.close()
+
+
 # What proves a death.
 
 
