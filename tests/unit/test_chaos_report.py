@@ -317,6 +317,12 @@ def huge(path: Path) -> Store:
     for found in record["properties"].values():
         found |= {"verdict": "violated", "violations": 10, "witnesses": [witness] * 10}
     (store.path / "verdict.json").write_text(json.dumps(record))
+    with open(store.history_file("w9.1"), "w", encoding="utf-8") as file:
+        for number in range(1, 61):
+            ack = {"t": ns(800 + number), "pid": 999, "process": "w9.1", "n": number, "f": "ack"}
+            asked = ack | {"type": "invoke", "job": 1, "fence": 1}
+            answer = ack | {"type": "fail", "value": {"error": long}}
+            file.write(f"{json.dumps(asked)}\n{json.dumps(answer)}\n")
     with open(store.nemesis, "a", encoding="utf-8") as file:
         for number in range(20_000):
             fault = {"t": ns(number / 30), "fault": "kill", "pid": 5_000 + number, "hit": True}
@@ -438,8 +444,8 @@ def test_a_refused_ack_reads_as_refused(tmp_path: Path) -> None:
     assert last.bad
 
 
-def killed(path: Path) -> Store:
-    """Worker 1 is killed inside its ack, long after it claimed; worker 2 takes over."""
+def killed(path: Path, *, done: float = 302) -> Store:
+    """Worker 1 is killed inside its ack; worker 2 takes over."""
     scene = Scene(path)
     scene.call("p1.1", "enqueue", 0, 2, job=1, asked={"value": {"id": "j1", "delay_ms": 100}})
     scene.change(1, None, "scheduled")
@@ -450,25 +456,45 @@ def killed(path: Path) -> Store:
     scene.fault("pause", 600, 610, pid=101, process="w1.1", phase="claim.begin")
     scene.call("w2.1", "claim", 150, 152, job=1, fence=2)
     scene.change(151, "leased", "leased", 2)
-    scene.call("w2.1", "ack", 301, 303, asked={"job": 1, "fence": 2})
-    scene.change(302, "leased", "succeeded", 2)
+    scene.call("w2.1", "ack", done - 1, done + 1, asked={"job": 1, "fence": 2})
+    scene.change(done, "leased", "succeeded", 2)
     scene.recovery(130, 152, idle=True)
     scene.recovery(130, 230, idle=False)
     scene.recovery(140, None, idle=True)
     for process in ("p1.1", "w2.1"):
-        scene.exit(process, 400)
+        scene.exit(process, done + 98)
     return scene.finish({"P1": "process"})
 
 
 def test_a_killed_holder_ends_its_lane_and_has_no_deadline(tmp_path: Path) -> None:
-    timeline = timeline_of(Evidence(killed(tmp_path / "store")), {"job": "1", "lines": []})
+    store = killed(tmp_path / "store", done=900)
+
+    timeline = timeline_of(Evidence(store), {"job": "1", "lines": []})
 
     assert timeline is not None
     told = [row.event.what for row in timeline.rows]
     assert "w1.1 acks the job with token 1: no answer is on record" in told
     assert "w1.1 is killed (SIGKILL) at ack.locked" in told
     assert look(timeline, "w1.1", "w2.1 claims") == ""
-    assert not [what for what in told if "has run out" in what]
+    assert [what for what in told if "run out" in what] == [
+        "the lease of w2.1 has run out (500 ms)"
+    ]
+
+
+def test_a_lease_that_ran_out_inside_the_claim_is_never_shown_as_held(tmp_path: Path) -> None:
+    scene = Scene(tmp_path / "store")
+    scene.call("p1.1", "enqueue", 0, 2, job=1, asked={"value": {"id": "j1"}})
+    scene.change(1, None, "available")
+    scene.call("w1.1", "claim", 10, 900, job=1, fence=1)
+    scene.change(11, "available", "leased", 1)
+    scene.effect("w1.1", "start", 901, 1)
+    scene.call("w1.1", "ack", 902, 903, asked={"job": 1, "fence": 1}, type="fail")
+
+    timeline = timeline_of(Evidence(scene.finish({"P1": "process"})), {"job": "1", "lines": []})
+
+    assert timeline is not None
+    assert "the lease of w1.1 had run out before this" in [r.event.what for r in timeline.rows]
+    assert look(timeline, "w1.1", "w1.1 starts the handler") == "lives"
 
 
 def test_a_fault_before_the_process_met_the_job_is_no_part_of_its_story(tmp_path: Path) -> None:
@@ -599,6 +625,17 @@ def test_an_obliged_cell_without_a_hit_is_missed(unknown: Store) -> None:
     assert [(phase, cell.hits, cell.missed) for phase, cell in pauses.others] == [
         ("handler.start", 1, False)
     ]
+
+
+def test_a_fault_that_was_aimed_at_nothing_is_told_as_a_list(tmp_path: Path) -> None:
+    scene = Scene(tmp_path / "store")
+    scene.fault("term", 10, pid=7, process="w1.1", phase="claim.begin")
+    scene.fault("term", 20, pid=8, process="w2.1", phase="")
+    (terms,) = figures_of(Evidence(scene.finish({"P1": "process"}))).heats
+
+    assert terms.rows == ()
+    assert [(phase, cell.hits) for phase, cell in terms.others] == [("claim.begin", 1)]
+    assert terms.elsewhere == 1
 
 
 def test_marks_are_thinned_evenly_with_the_first_and_the_last() -> None:
