@@ -109,6 +109,8 @@ def work(
     """Work on jobs until SIGTERM; the current folder is searched for MODULE first.
 
     A database file that is not there yet is made, so that the start order does not matter.
+    Exit codes: 0 stopped in order; 70 a handler hung, its attempt is recorded, start again;
+    3 the disk failed, see killproof doctor; 143 or 130 left at once after a signal.
     """
     from killproof.worker import Worker
 
