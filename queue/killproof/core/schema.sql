@@ -39,9 +39,9 @@ CREATE TABLE worker (
 CREATE TABLE job (
     id                INTEGER PRIMARY KEY AUTOINCREMENT,  -- never reused: no stale lease hits it
     kind              TEXT    NOT NULL CHECK (length(kind) BETWEEN 1 AND 200),
-    state             TEXT    NOT NULL CHECK (state IN
-                              ('blocked', 'scheduled', 'available', 'leased', 'retryable', 'held',
-                               'succeeded', 'dead', 'cancelled', 'expired')),
+    state             TEXT    NOT NULL CHECK (state IN ('blocked', 'scheduled', 'available',
+                                  'leased', 'retryable', 'held', 'succeeded', 'dead', 'cancelled',
+                                  'expired')),
     priority          INTEGER NOT NULL DEFAULT 5 CHECK (priority BETWEEN 0 AND 9),  -- 0 is urgent
     due_ms            INTEGER NOT NULL,
     key               TEXT             CHECK (length(key) BETWEEN 1 AND 500),
