@@ -218,7 +218,7 @@ class QueueMachine(RuleBasedStateMachine):
         limit=st.integers(1, 3),
     )
     def claim(self, worker: int, kinds: tuple[str, ...] | None, limit: int) -> object:
-        self.clock.advance(0.02)  # So that each claim that takes the lock also sweeps.
+        self.clock.advance(0.2)  # So that each claim that takes the lock also sweeps.
         leases = self.workers[worker].claim_many(limit, kinds)
         self.sweep()
         self.promote()
@@ -255,7 +255,7 @@ class QueueMachine(RuleBasedStateMachine):
     def ack_and_claim(self, worker: int, lease: Lease) -> object:
         if not self.is_current(lease):
             return multiple()
-        self.clock.advance(0.02)
+        self.clock.advance(0.2)
         found = self.workers[worker].ack_and_claim(lease)
         self.models[lease.job.id].end("succeeded", "succeeded", self.now_ms)
         self.sweep()
