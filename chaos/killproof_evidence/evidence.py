@@ -38,6 +38,8 @@ DEADLY: Final = frozenset({"kill", "producer-kill"})
 SELF_ENDED: Final = frozenset({"exit", "abort"})
 #: Faults during which no bound is counted: nobody else could commit, or nobody was watching.
 STANDSTILLS: Final = frozenset({"stall", "lock"})
+#: So many operations are looked through faster than an index is made, and cost no memory.
+FEW: Final = 8
 #: The end of an interval that has none.
 FOREVER: Final = 1 << 63
 #: Two claims may disagree on the clocks' distance by this much, ns; more is a stepped clock.
@@ -188,17 +190,21 @@ class Story:
         """Say whether a cancel or replay may have happened, acknowledged or not."""
         return any(op.f == f and op.type != "fail" for op in self.controls)
 
-    # A poison job may be claimed many thousand times: both look-ups are made by an index, which
-    # is built at the first question, when everything has been read.
+    # A poison job may be claimed many thousand times: where there are many, both look-ups use an
+    # index, built at the first question, when everything has been read. A few need none.
 
     def claim_of(self, fence: int | None) -> Operation | None:
         """Return the first claim that got this token."""
+        if len(self.claims) <= FEW:
+            return next((op for op in self.claims if op.fence == fence), None)
         if self._claims_by_fence is None:
             self._claims_by_fence = {op.fence: op for op in reversed(self.claims)}
         return self._claims_by_fence.get(fence)
 
     def outcomes_of(self, fence: int | None) -> list[Operation]:
         """Return the outcomes and extensions that carried this token, by time."""
+        if len(self.outcomes) <= FEW:
+            return [op for op in self.outcomes if op.fence == fence]
         if self._outcomes_by_fence is None:
             self._outcomes_by_fence = {}
             for op in self.outcomes:

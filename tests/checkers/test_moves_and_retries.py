@@ -272,6 +272,34 @@ def test_a_delay_that_the_handler_asked_for_counts(
     assert "and 200 ms were due" in run.story("P9")
 
 
+def test_a_replayed_job_may_run_at_once(run: "Run", producer: "Process", worker: "Process") -> None:
+    job = producer.enqueues("a")
+    worker.claims(job)
+    worker.runs(job, "permanent")
+    worker.nacks(job, "dead", value={"permanent": True})
+    producer.replays(job)
+    worker.claims(job)
+    worker.runs(job, "raise")
+    worker.nacks(job)
+    run.passes(60)
+    worker.claims(job)
+
+    assert run.verdict("P9") == "pass"
+
+
+def test_a_poison_job_is_judged_by_an_index_as_a_small_one_is_without(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    run.parameters["max_attempts"] = 100
+    job = producer.enqueues("a")
+    for _ in range(30):
+        attempt(run, worker, job)
+    worker.claims(job)
+    worker.settles("ack", job, None, fence=7)
+
+    assert "under token 7, after w1 had claimed it with token 31" in run.story("P5")
+
+
 def test_a_first_crash_may_go_back_at_once_and_a_second_may_not(
     run: "Run", producer: "Process", worker: "Process"
 ) -> None:

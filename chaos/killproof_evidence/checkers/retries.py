@@ -119,10 +119,13 @@ def backoff(evidence: Evidence) -> Finding:
             if len(story.executions) > 1:
                 tally.missing("the contract declares no retry policy")
             continue
-        claims = [op for op in story.claims if op.type == "ok"]
-        for op in story.outcomes:
-            if op.f in {"nack", "snooze"} and op.type == "ok":
-                _check_delay(tally, story, op, str(policy), claims)
+        failed = [op for op in story.outcomes if op.f in {"nack", "snooze"} and op.type == "ok"]
+        if failed:
+            claims = [op for op in story.claims if op.type == "ok"]
+            attempts = _attempts(story)
+            for op in failed:
+                delay_ms = _delay_of(op, str(policy), attempts)
+                _check_delay(tally, story, op, delay_ms, claims)
         _check_crashes(evidence, tally, story, str(policy), slack_ms)
     return tally.finding("no attempt failed and was tried again")
 
@@ -147,18 +150,35 @@ def delay_ms_min(policy: str, attempt: int) -> float:
     raise ValueError(f"retry policy {policy!r} is unknown")
 
 
+def _attempts(story: Story) -> dict[int | None, int]:
+    """Return the number of the attempt under each token, from 1, forgiven starts not counted."""
+    found = {e.fence: e.attempt for e in story.executions if e.attempt is not None}
+    for change in story.changes:
+        if change.takes and change.attempts is not None:
+            found[change.fence] = change.attempts - (change.forgiven or 0)
+    return found
+
+
+def _delay_of(op: Operation, policy: str, attempts: dict[int | None, int]) -> float:
+    """Return the delay that was asked for, else the policy's shortest, in ms."""
+    for value in (op.value, op.value_end):
+        if isinstance(value, dict) and value.get("delay_ms") is not None:
+            return float(value["delay_ms"])
+    return 0 if op.f == "snooze" else delay_ms_min(policy, max(1, attempts.get(op.fence, 1)))
+
+
 def _check_delay(
-    tally: Tally, story: Story, op: Operation, policy: str, claims: list[Operation]
+    tally: Tally, story: Story, op: Operation, delay_ms: float, claims: list[Operation]
 ) -> None:
     """Hold an acknowledged failure against the next claim: both are on one clock."""
     index = bisect_right(claims, op.t, key=_begin_of)
     following = claims[index] if index < len(claims) else None
     if following is None or following.t_end is None:
         return
+    if any(c.f == "replay" and op.t < c.t < following.t_end for c in story.controls):
+        # A person wanted it at once.
+        return
     tally.checked += 1
-    delay_ms = _asked_delay(op)
-    if delay_ms is None:
-        delay_ms = 0 if op.f == "snooze" else delay_ms_min(policy, _attempt_of(story, op.fence))
     passed_ms = (following.t_end - op.t) / 1e6
     if passed_ms < delay_ms - ROUNDING_MS:
         tally.violate(
@@ -174,22 +194,6 @@ def _check_delay(
 
 def _begin_of(op: Operation) -> int:
     return op.t
-
-
-def _asked_delay(op: Operation) -> float | None:
-    for value in (op.value, op.value_end):
-        if isinstance(value, dict) and value.get("delay_ms") is not None:
-            return float(value["delay_ms"])
-    return None
-
-
-def _attempt_of(story: Story, fence: int | None) -> int:
-    """Return the attempt under a token, from 1, forgiven starts not counted."""
-    for change in story.changes:
-        if change.takes and change.fence == fence and change.attempts is not None:
-            return max(1, change.attempts - (change.forgiven or 0))
-    found = (e.attempt for e in story.executions if e.fence == fence and e.attempt is not None)
-    return max(1, next(found, 1))
 
 
 def _check_crashes(
