@@ -103,10 +103,12 @@ def _can_show(target: Target, sentence: str) -> bool:
     points: frozenset[str] = getattr(target, "sync_points", frozenset())
     if sentence == RELEASED:
         return any(point.startswith("release.") for point in points)
-    if sentence in {REFUSED, WAITED, SPARED}:
+    if sentence in {REFUSED, WAITED, SPARED, STOPPED}:
         return bool(points)  # A worker in another language keeps no history.
     if sentence in {EXPIRED, REDELIVERED, DEAD}:
         return target.audit is not None
+    if sentence in {OUTLASTED, RECOVERED}:
+        return hasattr(target, "database")  # It says which file is the database.
     return True
 
 

@@ -65,6 +65,7 @@ class Nemesis:
         faults: Sequence[Fault],
         *,
         database: Path,
+        wire: Path,
         lease_ms: int,
         blind: bool,
     ) -> None:
@@ -75,6 +76,7 @@ class Nemesis:
             log: the nemesis log.
             faults: as planned.
             database: only looked at through the kernel.
+            wire: where the foreign program says when it had the lock.
             lease_ms: how long a pause must be to outlive a lease.
             blind: the target has no sync points, so that every living process counts as hit.
         """
@@ -83,6 +85,7 @@ class Nemesis:
         self._log = log
         self._planned = deque(faults)
         self._database = database
+        self._wire = wire
         self._lease_ms = lease_ms
         self._blind = blind
         self._aims: dict[str, deque[Fault]] = {}
@@ -235,9 +238,9 @@ class Nemesis:
 
     def lock(self, fault: Fault) -> None:
         """Let another program hold the write lock, longer than a lease."""
-        told = f"lock-{len(self._locks)}-{time.monotonic_ns()}.json"
+        told = str(self._wire / f"lock-{time.monotonic_ns()}.json")
         self._locks[told] = self._crew.spawn(
-            "lock", "lock", database=self._database.name, told=told, length_ms=fault.length_ms
+            "lock", "lock", database=str(self._database), told=told, length_ms=fault.length_ms
         )
 
     def kill_all(self) -> None:
@@ -252,7 +255,8 @@ class Nemesis:
 
     def _admit(self, fault: Fault) -> None:
         if fault.fault == "lock":
-            self.lock(fault)
+            if self._database.exists():  # Where the target says which file that is.
+                self.lock(fault)
         elif fault.phase is None:
             self._random.append(fault)
         else:
@@ -362,7 +366,7 @@ class Nemesis:
 
     def _gather_locks(self) -> None:
         for told, process in list(self._locks.items()):
-            record = read_whole(self._database.parent / told)
+            record = read_whole(Path(told))
             if record is None and process.state != "ended":
                 continue
             del self._locks[told]

@@ -37,6 +37,7 @@ class Stage:
             RecordWriter(self.store.nemesis),
             faults,
             database=self.place / "queue.db",
+            wire=self.place,
             lease_ms=200,
             blind=False,
         )

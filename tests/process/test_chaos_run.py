@@ -204,6 +204,79 @@ def test_a_worker_that_is_started_by_its_command_line_is_judged_as_well(place: P
     assert {job["state"] for job in records(place / "run/snapshot.jsonl")} == {"succeeded"}
 
 
+FOREIGN = """
+import json, os, sqlite3, sys, time
+from contextlib import closing
+from killproof_evidence.contract import Contract
+from killproof_evidence.target import JobRow
+
+WORKER = '''
+import os, sqlite3, subprocess, sys, time
+os.chdir("/")
+db = sqlite3.connect(sys.argv[1], timeout=30, isolation_level=None)
+while True:
+    claim = "UPDATE job SET state = 'leased', until = ? WHERE id = (SELECT id FROM job WHERE " \\
+            "state = 'available' OR until < ? ORDER BY id LIMIT 1) RETURNING id, payload"
+    row = db.execute(claim, (time.time() + 1, time.time())).fetchone()
+    if row is None:
+        time.sleep(0.02)
+        continue
+    done = subprocess.run([sys.argv[2]], input=row[1], text=True, capture_output=True)
+    state = "succeeded" if done.returncode == 0 else "available"
+    db.execute("UPDATE job SET state = ?, until = NULL WHERE id = ?", (state, row[0]))
+'''
+
+class Foreign:
+    name, broken, audit = "foreign", False, None
+    contract = Contract(promises={"P1": "process", "P2": True}, parameters={"lease_ms": 1_000})
+
+    def prepare(self, place):
+        with closing(sqlite3.connect(place / "jobs")) as db:
+            db.execute("CREATE TABLE job (id INTEGER PRIMARY KEY, kind, payload, state, until)")
+        (place / "worker.py").write_text(WORKER)
+
+    def client(self, place):
+        self.db = sqlite3.connect(place / "jobs", timeout=30, isolation_level=None)
+        return self
+
+    def enqueue(self, kind, payload, **options):
+        sql = "INSERT INTO job (kind, payload, state) VALUES (?, ?, 'available') RETURNING id"
+        return self.db.execute(sql, (kind, json.dumps(payload))).fetchone()[0]
+
+    def close(self):
+        self.db.close()
+
+    def worker_argv(self, place):
+        effect = os.path.join(os.path.dirname(sys.executable), "killproof-effect")
+        return [sys.executable, str(place / "worker.py"), str(place / "jobs"), effect]
+
+    def snapshot(self, place):
+        with closing(sqlite3.connect(place / "jobs")) as db:
+            for id, kind, payload, state in db.execute("SELECT id, kind, payload, state FROM job"):
+                yield JobRow(id=id, kind=kind, state=state, payload=json.loads(payload))
+
+target = Foreign()
+"""
+
+
+def test_a_queue_without_hooks_history_or_audit_is_killed_and_judged_on_what_it_promises(
+    place: Path,
+) -> None:
+    """Level 0: a client, a command line that pipes payloads to `killproof-effect`, a snapshot."""
+    (place / "foreign.py").write_text(FOREIGN, encoding="utf-8")
+    done = chaos(
+        place, "run", "--target", "foreign.py", "--seconds", "1", "--workers", "3", "--nemesis",
+        "kill,pause,lock", "--kills", "5", "--pauses", "2", "--seed", "1", "--store", "run",
+    )  # fmt: skip
+
+    verdict = json.loads((place / "run/verdict.json").read_text())
+    assert verdict["counts"]["kills"] >= 5, done.stdout + done.stderr
+    assert verdict["counts"]["pauses"] >= 2
+    assert verdict["properties"]["P1"]["verdict"] == "pass", done.stdout + done.stderr
+    assert verdict["properties"]["P2"]["verdict"] == "pass"
+    assert verdict["properties"]["P5"]["verdict"] == "not_promised"
+
+
 def test_a_replay_of_a_store_makes_the_same_plan_and_judges_anew(place: Path) -> None:
     words = ("--target", "minimal", "--seconds", "0.5", "--workers", "1", "--nemesis", "none")
     chaos(place, "run", *words, "--seed", "5", "--store", "first")

@@ -72,9 +72,9 @@ class Crew:
         self._logs = store.path / "logs"
         self._logs.mkdir(exist_ok=True)
         self.environment = {
-            "KILLPROOF_STORE": str(store.path),
-            "KILLPROOF_EFFECTS": str(store.effects),
-            "KILLPROOF_BOARD": str(board.path),
+            "KILLPROOF_STORE": str(store.path.resolve()),
+            "KILLPROOF_EFFECTS": str(store.effects.resolve()),
+            "KILLPROOF_BOARD": str(board.path.resolve()),
             "KILLPROOF_SYNC": "killproof_chaos.hook:hook",
         }
         self._channel, theirs = socket.socketpair()

@@ -55,9 +55,7 @@ def finish(
     run: dict[str, Any],
 ) -> dict[str, Any]:
     """Write everything that the checkers read; return run.json as written."""
-    for path in sorted(place.iterdir()):
-        if path.name.startswith(database.name):
-            shutil.copy(path, store.db)
+    shutil.copytree(place, store.db, dirs_exist_ok=True)
     copy = store.db / database.name
     durability = None
     if target.audit is not None:

@@ -11,6 +11,7 @@ it sees sizes and locks through the kernel, and counts through a process of its 
 
 import os
 import random
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -74,7 +75,9 @@ class Engine:
         self._store = store
         self._show = show
         self._target: Target = targets.load(options.target)
-        self._place = store.path / "place"
+        # Absolute: a worker in another language may begin by changing its folder.
+        self._place = store.path.resolve() / "place"
+        self._wire = store.path.resolve() / "wire"  # Small files between the processes and us.
         self._database = self._place / getattr(self._target, "database", "queue.db")
         self._finishing = False
         self._problems: list[str] = []
@@ -95,6 +98,7 @@ class Engine:
         started = time.time()
         obliged = coverage.obliged(self._target, self._options)
         prepare(self._target, self._place, self._database, self._plan)
+        self._wire.mkdir()
         self._store.write_contract(self._target.contract)
         self._plan.write(self._store.plan)
         self._nemesis_log = self._store.writer(self._store.nemesis)
@@ -117,6 +121,7 @@ class Engine:
         finally:
             self._crew.close()
             board.close()
+            shutil.rmtree(self._wire)
         self._tell("judge", force=True)
         return finish(
             self._target,
@@ -148,9 +153,9 @@ class Engine:
 
     def _start(self) -> None:
         self._crew.wait_until_warm()
-        self._crew.spawn("sink", "sink", told="sink.json")
+        self._crew.spawn("sink", "sink", told=str(self._wire / "sink.json"))
         deadline = time.monotonic() + SINK_SECONDS_MAX
-        while (told := read_whole(self._place / "sink.json")) is None:
+        while (told := read_whole(self._wire / "sink.json")) is None:
             self._turn(0.01)
             if time.monotonic() > deadline:
                 raise EngineFailed("the HTTP sink did not start")
@@ -161,6 +166,7 @@ class Engine:
             self._nemesis_log,
             self._plan.faults,
             database=self._database,
+            wire=self._wire,
             lease_ms=lease_ms,
             blind=not coverage.phases_of(self._target),
         )
@@ -199,8 +205,8 @@ class Engine:
         if mapping is None:
             return self._drain_blindly()
         self._crew.spawn(
-            "observer", "observer", database=self._database.name,
-            table=mapping.table, state=mapping.state, told="counts.json",
+            "observer", "observer", database=str(self._database), table=mapping.table,
+            state=mapping.state, told=str(self._wire / "counts.json"),
         )  # fmt: skip
         deadline = time.monotonic() + max(DRAIN_SECONDS_MIN, self._options.seconds)
         seen, stable, reason = 0, 0, "nothing was counted"
@@ -208,7 +214,7 @@ class Engine:
         while time.monotonic() < deadline:
             self._turn()
             self._nemesis.step(0)
-            look = read_whole(self._place / "counts.json")
+            look = read_whole(self._wire / "counts.json")
             if look is None or look["number"] == seen:
                 continue
             seen = look["number"]
