@@ -275,18 +275,16 @@ class Evidence:
         self.unexplained: list[Malformed] = []
         self.changes: list[Change] = []
         self.stories: list[Story] = []
-        self.strangers: list[Execution] = []  #: executions of a name that nobody enqueued
         self._by_id: dict[str, Story] = {}
         self._by_name: dict[str, Story] = {}
         with _no_collector():
             self.faults = self._read_nemesis()
-            killed = {f.pid for f in self.faults if f.fault in DEADLY and f.pid is not None}
             self.killed: dict[int, Fault] = {
                 f.pid: f for f in self.faults if f.fault in DEADLY and f.pid is not None
             }
             self._read_audit()
             self._read_snapshot()
-            self.history: History = read_history(store, killed=killed)
+            self.history: History = read_history(store, killed=self.killed)
             self.malformed += self.history.malformed
             self._index_history()
             self.self_ended: dict[int, Line] = {}
@@ -321,10 +319,10 @@ class Evidence:
 
     def max_attempts(self, story: Story) -> int | None:
         """Return the bound on the job's attempts; None: not declared."""
-        row = story.row
-        if row is not None and row.max_attempts is not None:
-            return row.max_attempts
+        # What was asked for, before what the accused says of itself.
         asked = story.asked.get("max_attempts")
+        if asked is None and story.row is not None:
+            asked = story.row.max_attempts
         return asked if asked is not None else self.contract.parameters.get("max_attempts")
 
     def story_of(self, job: str) -> Story | None:

@@ -119,7 +119,10 @@ class HistoryWriter:
 
     def _complete(self, n: int, kind: str, job: object, fence: int | None, value: object) -> None:
         with without_alarms(), self._lock:
-            f = self._open.pop(n)
+            f = self._open.pop(n, None)
+            if f is None:
+                # It was abandoned, and stays `info`: that claims least.
+                return
             self._append(n, f, kind, job, fence, value)
             if kind == "info":
                 self._lives += 1

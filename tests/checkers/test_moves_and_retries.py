@@ -131,6 +131,14 @@ def test_a_bound_of_the_job_s_own_counts(
     assert "and it may run 2 times" in run.story("P8")
 
 
+def test_a_bound_that_the_queue_raised_by_itself_does_not_count(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    buried(run, producer, worker, max_attempts=2).row["max_attempts"] = 9
+
+    assert "and it may run 2 times" in run.story("P8")
+
+
 def test_a_crashed_start_counts_too(run: "Run", producer: "Process", worker: "Process") -> None:
     job = producer.enqueues("a")
     for number in range(4):

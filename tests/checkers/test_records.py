@@ -142,8 +142,9 @@ def test_threads_may_have_operations_open_at_once(store: Store) -> None:
 
 def test_an_operation_that_was_interrupted_is_info(store: Store) -> None:
     writer = HistoryWriter(store.history_file("w1"), "w1")
-    writer.invoke("ack", job=1, fence=1)
+    torn = writer.invoke("ack", job=1, fence=1)
     writer.ok(writer.invoke("claim"))
+    writer.ok(torn)
     writer.invoke("claim")
     writer.close()
 
