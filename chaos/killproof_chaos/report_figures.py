@@ -5,6 +5,7 @@ report share one clock. Nothing here knows HTML. What a picture cannot hold is t
 and counted as left out, never dropped in silence.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ BINS_MAX: Final = 120
 MARKS_MAX: Final = 1_000
 #: Nearest-rank p99 of fewer values is just the largest of them.
 P99_COUNT_MIN: Final = 100
+#: So many hits are the darkest cell, at least: a map of ones must not look like a hot spot.
+SHADE_HITS_MIN: Final = 9
 #: A producer's kill hits the same phases as a worker's.
 SAME_FAULT: Final = {"producer-kill": "kill"}
 #: An end on the audit's wall clock may lie so far outside the monotonic run, s, by rounding.
@@ -125,6 +128,10 @@ class Heat:
     elsewhere: int  #: faults whose victim was in no named phase
     largest: int
 
+    def shade(self, cell: Cell) -> float:
+        """Return how dark a cell is, 0 to 1: on a log scale, for most hits land in the handler."""
+        return math.log1p(cell.hits) / math.log1p(max(self.largest, SHADE_HITS_MIN))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
@@ -183,7 +190,12 @@ def figures_of(evidence: Evidence) -> Figures:
         if op.f == "claim" and op.type == "ok" and op.job is not None and op.t_end is not None
     ]
     heal = evidence.heal
-    recoveries = [r for r in evidence.recoveries if r.t_reclaim is not None]
+    # As P18 counts: the clock stands still while nobody but a stopped or foreign process can write.
+    recoveries = [
+        (r.peers_idle, (r.t_reclaim - r.t_kill - evidence.stalled_ns(r.t_kill, r.t_reclaim)) / 1e6)
+        for r in evidence.recoveries
+        if r.t_reclaim is not None
+    ]
     return Figures(
         seconds=clock.length,
         bins=_bins(clock.length, enqueued, ended, claims, jobs, faults),
@@ -192,12 +204,8 @@ def figures_of(evidence: Evidence) -> Figures:
         stalls=tuple((clock.seconds(a), clock.seconds(b)) for a, b in evidence.stalls),
         claims=_spread(ms for _, ms in claims),
         jobs=_spread(ms for _, ms in jobs),
-        recovery_idle=_spread(
-            ((r.t_reclaim or 0) - r.t_kill) / 1e6 for r in recoveries if r.peers_idle
-        ),
-        recovery_busy=_spread(
-            ((r.t_reclaim or 0) - r.t_kill) / 1e6 for r in recoveries if not r.peers_idle
-        ),
+        recovery_idle=_spread(ms for idle, ms in recoveries if idle),
+        recovery_busy=_spread(ms for idle, ms in recoveries if not idle),
         never_reclaimed=len(evidence.recoveries) - len(recoveries),
         heats=tuple(_heats(evidence, faults)),
     )

@@ -588,6 +588,22 @@ def test_recovery_with_an_idle_peer_stands_apart(tmp_path: Path) -> None:
     assert figures.never_reclaimed == 1
 
 
+def test_the_clock_of_recovery_stands_still_while_nobody_can_write(tmp_path: Path) -> None:
+    scene = Scene(tmp_path / "store")
+    scene.fault("stall", 120, 180, cause="lock")
+    scene.recovery(100, 200, idle=True)
+    figures = figures_of(Evidence(scene.finish({"P1": "process"})))
+
+    assert figures.recovery_idle.values == (40.0,)
+
+
+def test_a_map_of_ones_is_no_hot_spot(unknown: Store) -> None:
+    _, pauses = figures_of(Evidence(unknown)).heats
+    (_, once), *_ = pauses.others
+
+    assert 0.2 < pauses.shade(once) < 0.4
+
+
 def test_a_p99_of_few_values_is_refused(tmp_path: Path) -> None:
     figures = figures_of(Evidence(killed(tmp_path / "store")))
 
