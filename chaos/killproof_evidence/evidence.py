@@ -44,8 +44,14 @@ FEW: Final = 8
 FOREVER: Final = 1 << 63
 #: Two claims may disagree on the clocks' distance by this much, ns; more is a stepped clock.
 STEP_NS: Final = 20_000_000
-#: Operations that end a lease.
-OUTCOMES: Final = frozenset({"ack", "nack", "release", "snooze"})
+#: Operations that end a lease, and the states in which they may leave the job.
+LEADS_TO: Final = {
+    "ack": {"succeeded"},
+    "nack": {"retryable", "scheduled", "available", "dead", "held"},
+    "release": {"available", "scheduled"},
+    "snooze": {"available", "scheduled", "retryable"},
+}
+OUTCOMES: Final = frozenset(LEADS_TO)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -214,6 +220,24 @@ class Story:
     def settled(self, fence: int | None) -> bool:
         """Say whether an outcome under this token was accepted, or may have been."""
         return any(op.f != "extend" and op.type != "fail" for op in self.outcomes_of(fence))
+
+
+def happened(story: Story, op: Operation) -> bool | None:
+    """Say whether an operation of unknown outcome happened, as the queue's own table tells it.
+
+    None: nothing tells. With an audit nearly every `info` has an answer, which is what spares the
+    judge the search that such operations cost elsewhere.
+    """
+    if op.f == "enqueue":
+        return bool(story.changes or story.rows)
+    if not story.changes:
+        return None
+    if op.f in LEADS_TO:
+        ended = (c for c in story.changes if c.ends and c.fence_before == op.fence)
+        return any(change.new is None or change.new in LEADS_TO[op.f] for change in ended)
+    if op.f == "cancel":
+        return any(change.new == "cancelled" for change in story.changes)
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ import pytest
 from killproof_evidence import synthetic
 from killproof_evidence.checkers import CHECKERS
 from killproof_evidence.contract import PROMISE_NAMES
-from killproof_evidence.evidence import Evidence
+from killproof_evidence.evidence import Evidence, happened
 from killproof_evidence.finding import WITNESSES_MAX, Finding
 from killproof_evidence.judge import HEADLINES, PROPERTIES, judge, render_rows
 from killproof_evidence.store import Store
@@ -334,6 +334,39 @@ def test_the_verdict_counts_jobs_and_faults(run: "Run") -> None:
     assert record["jobs"] == {"enqueued": 1, "ended": 1, "succeeded": 1}
     assert record["faults"] == {"kill": 1}
     assert record["counts"]["kills"] == 1
+
+
+def test_the_audit_settles_what_nobody_answered(run: "Run") -> None:
+    promised(run, "P1")
+    producer, worker = run.process("p1"), run.process("w1")
+    producer.enqueues("never", answer="info", exists=False)
+    job, other = producer.enqueues("a", answer="info"), producer.enqueues("b")
+    worker.claims(job)
+    worker.acks(job, answer="info")
+    worker.claims(other)
+    worker.acks(other, answer="info", commits=False)
+    worker.nacks(other, answer="info")
+    producer.cancels(other, commits=False)
+    producer.lines[-1]["type"] = "info"
+    store = run.store()
+
+    evidence = Evidence(store)
+    answers = [
+        (op.f, happened(story, op))
+        for story in evidence.stories
+        for op in (*story.enqueues, *story.outcomes, *story.controls)
+        if op.type == "info"
+    ]
+
+    assert sorted(answers, key=str) == [
+        ("ack", False),
+        ("ack", True),
+        ("cancel", False),
+        ("enqueue", False),
+        ("enqueue", True),
+        ("nack", True),
+    ]
+    assert judge(store).record["counts"]["indefinite_settled"] == 6
 
 
 # --- The table.

@@ -4,7 +4,16 @@ from bisect import bisect_left
 from itertools import pairwise
 from operator import itemgetter
 
-from killproof_evidence.evidence import OUTCOMES, Change, Evidence, Story, at, at_end, where
+from killproof_evidence.evidence import (
+    LEADS_TO,
+    OUTCOMES,
+    Change,
+    Evidence,
+    Story,
+    at,
+    at_end,
+    where,
+)
 from killproof_evidence.finding import Finding, Tally
 from killproof_evidence.history import Operation
 
@@ -13,13 +22,6 @@ from killproof_evidence.history import Operation
 CLAIMS_BACK = 4
 #: Doubt in placing a commit on the monotonic clock, ns: two clocks and a millisecond's rounding.
 DOUBT_NS = 10_000_000
-#: The states in which an accepted outcome may leave the job.
-LEADS_TO = {
-    "ack": {"succeeded"},
-    "nack": {"retryable", "scheduled", "available", "dead", "held"},
-    "release": {"available", "scheduled"},
-    "snooze": {"available", "scheduled", "retryable"},
-}
 
 
 def lease_exclusion(evidence: Evidence) -> Finding:
