@@ -127,7 +127,8 @@ def test_a_stopped_process_goes_on_when_the_run_is_healed(stage: Stage) -> None:
 
     assert kernel_state(worker.pid) not in ("T", "")
     assert nemesis.exhausted
-    assert [fault["fault"] for fault in stage.faults()] == ["pause", "heal"]
+    # It may have been stopped inside a claim, by chance; then there is a stall too.
+    assert [f["fault"] for f in stage.faults() if f["fault"] != "stall"] == ["pause", "heal"]
 
 
 def test_a_worker_that_gets_sigterm_ends_in_order(stage: Stage) -> None:
@@ -196,10 +197,8 @@ def test_a_process_that_is_killed_while_it_stands_still_counts_as_killed_and_not
     stage.until(lambda: stage.ended, nemesis)
 
     assert (nemesis.hits["kill"], nemesis.hits["pause"]) == (1, 0)
-    assert {fault["fault"]: fault["hit"] for fault in stage.faults()} == {
-        "pause": False,
-        "kill": True,
-    }
+    hits = {fault["fault"]: fault["hit"] for fault in stage.faults() if "hit" in fault}
+    assert hits == {"pause": False, "kill": True}
 
 
 def test_a_killed_producer_goes_on_where_it_was_and_enqueues_nothing_twice(stage: Stage) -> None:
