@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from killproof import Queue
+from killproof.core import turnstile as turnstile_module
 from killproof.core.turnstile import Turnstile
 
 SECONDS_MAX = 20.0
@@ -86,41 +87,63 @@ def test_a_waiting_writer_is_let_in_when_the_holder_leaves(path: str, gate: bool
     second.close()
 
 
-def test_the_helper_gives_the_turn_back_when_its_caller_has_left(path: str, gate: bool) -> None:
+def test_no_wake_up_is_lost_between_trying_and_sleeping(
+    path: str, gate: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The retries that cover a killed holder are put off, so that only a wake-up ends a wait."""
+    monkeypatch.setattr(turnstile_module, "SLICE_SECONDS", 3 * SECONDS_MAX)
+    monkeypatch.setattr(turnstile_module, "PATIENCE_SECONDS", 3 * SECONDS_MAX)
+    first, second = Turnstile(path, gate=gate), Turnstile(path, gate=gate)
+
+    def take_turns(turnstile: Turnstile) -> None:
+        for _ in range(500):
+            assert turnstile.enter(3 * SECONDS_MAX)
+            turnstile.leave()
+
+    threads = [threading.Thread(target=take_turns, args=(each,)) for each in (first, second)]
+    for thread in threads:
+        thread.daemon = True  # A thread that was never woken must not keep the test from ending.
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS_MAX)
+
+    assert not any(thread.is_alive() for thread in threads)
+    first.close()
+    second.close()
+
+
+def test_a_caller_that_has_left_takes_no_turn(path: str, gate: bool) -> None:
     """Else the turnstile would belong to nobody who ever leaves it."""
     holder, impatient, third = (Turnstile(path, gate=gate) for _ in range(3))
     assert holder.enter(0)
     assert not impatient.enter(0.01)
     holder.leave()
 
-    wait_until(lambda: third.enter(0))
+    assert third.enter(0)
     third.leave()
-    wait_until(lambda: impatient.enter(0))
+    assert impatient.enter(0)
     impatient.leave()
     for turnstile in (holder, impatient, third):
         turnstile.close()
 
 
-def test_while_one_wait_is_outstanding_no_second_is_queued(path: str, gate: bool) -> None:
-    """On a stopped holder each connection keeps at most one thread in the kernel."""
+def test_a_holder_waited_for_in_vain_is_not_waited_for_again(path: str, gate: bool) -> None:
+    """A stopped holder costs each connection one wait: a hundred would be over the deadline."""
     holder, impatient = Turnstile(path, gate=gate), Turnstile(path, gate=gate)
     assert holder.enter(0)
-    before = threading.active_count()
-    for _ in range(20):
-        assert not impatient.enter(0.001)
+    deadline = time.monotonic() + SECONDS_MAX
+    for _ in range(100):
+        assert not impatient.enter(SECONDS_MAX)
+        assert time.monotonic() < deadline
 
-    assert threading.active_count() == before + 1
     holder.leave()
-    wait_until(lambda: impatient.enter(0))
+    assert impatient.enter(0)
     impatient.leave()
     holder.close()
     impatient.close()
-    wait_until(lambda: threading.active_count() < before + 1)
 
 
-def test_a_turnstile_closed_while_its_helper_waits_frees_everything_in_the_end(
-    path: str, gate: bool
-) -> None:
+def test_a_closed_turnstile_takes_no_turn(path: str, gate: bool) -> None:
     holder, impatient, third = (Turnstile(path, gate=gate) for _ in range(3))
     assert holder.enter(0)
     assert not impatient.enter(0.01)
@@ -191,11 +214,11 @@ def test_a_user_without_write_permission_keeps_its_place_in_line(path: str) -> N
     """flock works on a read-only descriptor."""
     first = Turnstile(path, gate=False)
     code = f"""
-import fcntl, os
+import fcntl, os, signal
 descriptor = os.open({path!r} + ".turnstile", os.O_RDONLY)
 fcntl.flock(descriptor, fcntl.LOCK_EX)
 print("held", flush=True)
-os.read(0, 1)
+signal.pause()
 """
     with child(code):
         assert not first.enter(0)

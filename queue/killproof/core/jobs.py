@@ -90,6 +90,7 @@ class Queue:
         )
         self._identity: _Identity | None = None
         self._swept_ns = 0
+        self._holders_seen = 0
         self._watched: dict[int, tuple[int, int, int]] = {}
         self._full_last = True
 
@@ -340,7 +341,8 @@ class Queue:
     def _claim(self, tx: Transaction, limit: int, wanted: str | None) -> list[Lease]:
         clock = self.host.clock
         now_ms, now_ns = clock.now_ms(), clock.monotonic_ns()
-        look = now_ns - self._swept_ns >= SWEEP_INTERVAL_NS
+        # Each holder is a claimer as well: together they look once in an interval.
+        look = now_ns - self._swept_ns >= SWEEP_INTERVAL_NS * max(1, self._holders_seen)
         owner = self._register(tx, again=look)
         if look:
             self._sweep(tx, SWEEP_ROWS_MAX)
@@ -732,8 +734,10 @@ class Queue:
         """Reap up to so many leases inside a write."""
         sync.point("reap.begin")
         reaped = 0
-        for row in tx.rows(self.HOLDERS):
-            for job, outcome, before_ns in self._lost(tx, _Holder(*cast(Any, row)), limit - reaped):
+        holders = [_Holder(*cast(Any, row)) for row in tx.rows(self.HOLDERS)]
+        self._holders_seen = len(holders)
+        for holder in holders:
+            for job, outcome, before_ns in self._lost(tx, holder, limit - reaped):
                 try:
                     self._take_back(tx, job, outcome, before_ns)
                 except sqlite3.IntegrityError as error:
@@ -752,6 +756,8 @@ class Queue:
         if self._is_dead(holder):
             outcome = "crashed"
         elif holder.clock == self.host.clock.ident():
+            if holder.first_deadline_ns is None or holder.first_deadline_ns > now_ns:
+                return
             before_ns, outcome = now_ns, "expired"
         held = tx.rows(self.HELD_BY, {"owner": holder.id, "before_ns": before_ns, "limit": limit})
         for job_id, deadline_ns in cast(list[tuple[int, int]], held):
