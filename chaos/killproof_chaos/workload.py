@@ -57,6 +57,7 @@ class Job:
     max_attempts: int = 5
     script: tuple[str, ...] = ("ok",)  #: one word for each attempt; the last repeats
     sink: str = "log"
+    snooze: bool = False  #: the first delivery is put off, where the target can; no attempt
     body_bytes: int = USERS_BODY  #: length of the text that fills the payload
     body: Any = None  #: the user's payload, where there is one
 
@@ -64,7 +65,8 @@ class Job:
         """Return what the handler gets."""
         users = self.body_bytes == USERS_BODY
         body = self.body if users else text_of(self.id, self.body_bytes)
-        return {"id": self.id, "script": list(self.script), "sink": self.sink, "body": body}
+        payload = {"id": self.id, "script": list(self.script), "sink": self.sink, "body": body}
+        return payload | {"snooze": True} if self.snooze else payload
 
     def options(self) -> dict[str, Any]:
         """Return the options of the target's enqueue that are not the default."""
@@ -194,6 +196,7 @@ def _mixed(name: str, source: random.Random, trouble: bool) -> Job:
         max_attempts=source.choice((3, 4, 5)),
         script=_script(source, trouble),
         sink=source.choices(SINKS, weights=(60, 25, 15))[0],
+        snooze=trouble and source.random() < 0.03,
         body_bytes=size,
     )
 

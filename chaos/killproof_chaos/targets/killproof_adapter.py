@@ -19,7 +19,7 @@ from typing import Any, Final
 from killproof import Host, KillproofError, Lease, Queue, operations
 from killproof.core import model, sync
 from killproof.core.database import Transaction
-from killproof.worker import Context, Handlers, Permanent, Worker
+from killproof.worker import Context, Handlers, Permanent, Snooze, Worker
 from killproof_chaos import hook, phases
 from killproof_chaos.recording import Recorder, open_recorder, process_name
 from killproof_chaos.workload import KINDS
@@ -33,6 +33,7 @@ RETRY: Final = "fixed:0.05"
 #: Longer than every sleep of the workload, shorter than its hang.
 TIMEOUT_SECONDS: Final = 1.2
 GRACE_SECONDS: Final = 0.25
+SNOOZE_SECONDS: Final = 0.1
 #: Production has one checkpoint in hundreds of commits; a run of seconds must see dozens.
 CHECKPOINT_COMMITS: Final = 25
 
@@ -247,6 +248,8 @@ def play(context: Context) -> object:
     payload = context.payload
     assert isinstance(payload, dict)
     attempt, fence = context.job.attempt, context.lease.fence
+    if payload.get("snooze") and context.job.deliveries == 1:
+        raise Snooze(SNOOZE_SECONDS)
     try:
         result = effect.run(
             payload, job=context.job.id, attempt=attempt, fence=fence, sync=hook.hook
