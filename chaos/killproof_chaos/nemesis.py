@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from killproof_chaos.engines.crew import Crew, Process, wait_for_kernel_state
 from killproof_chaos.engines.roles import read_whole
-from killproof_chaos.phases import IDLE
+from killproof_chaos.phases import IDLE, LOCKED
 from killproof_chaos.plan import Fault
 from killproof_evidence.effect import EXIT_STATUS
 from killproof_evidence.records import RecordWriter
@@ -37,6 +37,8 @@ BUSY_WAIT_MS: Final = 150
 SPARE_WAIT_MS: Final = 4_000
 #: Such a kill has a moment to itself: the peer that takes over must not be struck as well.
 SPARE_CALM_NS: Final = 60_000_000
+#: Between two stops that hold the write lock everybody gets a turn: else it is one long stop.
+LOCK_CALM_NS: Final = 150_000_000
 #: A busy queue has no lull of its own: the producers make one after so long.
 IDLE_WAIT_MS: Final = 1_500
 #: A worker that has worked so long on one job will still hold it when the grace time is over.
@@ -94,6 +96,7 @@ class Nemesis:
         self._locks: dict[str, Process] = {}
         self._working_since: dict[int, int] = {}
         self._killed_ns = 0
+        self._lock_freed_ns = 0
         self.healed = False
         self.hits = {"kill": 0, "pause": 0, "term": 0, "lock": 0}
         self.cells: set[str] = set()
@@ -218,6 +221,7 @@ class Nemesis:
         more = {"t_end": now, "held_write_lock": pause.holds_lock, "hit": hit}
         self._write(pause.record | more)
         if pause.holds_lock:
+            self._lock_freed_ns = now
             self._write({"t": pause.record["t"], "fault": "stall", "t_end": now, "cause": "pause"})
 
     def term(self, process: Process, phase: str) -> None:
@@ -282,11 +286,13 @@ class Nemesis:
     def _strike(self, process: Process, phase: str, fault: Fault) -> bool:
         if fault.fault == "kill":
             return self.kill(process, phase)
-        return self._may_pause(process) and self.pause(process, phase)
+        return self._may_pause(process, phase) and self.pause(process, phase)
 
-    def _may_pause(self, process: Process) -> bool:
+    def _may_pause(self, process: Process, phase: str) -> bool:
         """Say whether enough others still work, and the lock is not held by a stopped one."""
         if any(pause.holds_lock for pause in self._pauses):
+            return False
+        if phase in LOCKED and time.monotonic_ns() - self._lock_freed_ns < LOCK_CALM_NS:
             return False
         if process.told_stop_ns:
             # Only phases of the stop itself are left to it; its grace time is judged without us.
@@ -325,7 +331,7 @@ class Nemesis:
             self.kill(process, phase)
         elif fault.fault == "term":
             self.term(process, phase)
-        elif not self._may_pause(process) or not self.pause(process, phase):
+        elif not self._may_pause(process, phase) or not self.pause(process, phase):
             return False
         return True
 
