@@ -31,6 +31,8 @@ from killproof_evidence.target import level
 EXIT_OF: Final = {"pass": 0, "violated": 1, "unknown": 2}
 EXIT_FAILED: Final = 3
 STORES: Final = "killproof-store"
+#: Of a log or a pipe; 80 would fold the longest sentence of the table.
+FILE_COLUMNS: Final = 110
 SEED_MAX: Final = 2**32 - 1
 
 app = typer.Typer(
@@ -147,7 +149,7 @@ def list_targets(as_json: Annotated[bool, typer.Option("--json", help="As JSON."
     for row in rows:
         promises = " ".join(row["promises"])
         table.add_row(row["name"], str(row["level"]), promises, row["wrong"] or "")
-    Console().print(table)
+    _console().print(table)
 
 
 @app.command("doctor")
@@ -189,6 +191,14 @@ def print_plan(planned: Plan, file: Any) -> None:
         print(f"{fault.at_ms / 1_000:7.3f} s  {fault.fault:<8} {where}", file=file)
 
 
+def _console(*, stderr: bool = False) -> Console:
+    """Return a console that is wide enough for the table when nobody says how wide it is."""
+    console = Console(stderr=stderr)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = FILE_COLUMNS
+    return console
+
+
 def _within(name: str, value: int, low: int, high: int) -> int:
     if not low <= value <= high:
         raise ValueError(f"--{name} {value} must be an integer from {low} to {high}")
@@ -225,7 +235,7 @@ def _perform(
 def _conclude(store: Store, unknown: Unknown | None, junit: Path | None, as_json: bool) -> None:
     record = judge(store).record
     rows = list(render_rows(record))
-    out = Console(stderr=as_json)
+    out = _console(stderr=as_json)
     out.print(summary.table(rows))
     for story in summary.stories(record):
         out.print(story, style="red", markup=False, highlight=False)
