@@ -237,6 +237,8 @@ def _conclude(store: Store, unknown: Unknown | None, junit: Path | None, as_json
     rows = list(render_rows(record))
     out = _console(stderr=as_json)
     out.print(summary.table(rows))
+    for line in summary.figures(record):
+        out.print(line, style="dim", markup=False, highlight=False)
     for story in summary.stories(record):
         out.print(story, style="red", markup=False, highlight=False)
     for reason in summary.reasons(record):

@@ -54,6 +54,27 @@ def stories(record: Mapping[str, Any]) -> list[str]:
     return found
 
 
+def figures(record: Mapping[str, Any]) -> list[str]:
+    """Return what was measured beside the verdict, and where: a line each."""
+    found = []
+    times = record.get("recovery_ms")
+    if times:
+        found.append(
+            f"claimed again after a kill, with a peer idle: median {times['p50']:.0f} ms, "
+            f"p99 {times['p99']:.0f} ms, at most {times['max']:.0f} ms"
+        )
+    where = record.get("environment")
+    if where:
+        reset = " (has the WAL-reset fault)" if where.get("wal_reset_affected") else ""
+        durability = where.get("durability")
+        level = f", durability {durability}" if durability else ""
+        found.append(
+            f"Python {where['python']}, SQLite {where['sqlite']}{reset}, {where['cores']} cores, "
+            f"{where['fs']}{level}"
+        )
+    return found
+
+
 def table(rows: list[Row]) -> Table:
     """Return the verdict table: the plain sentence first, the number of the property last."""
     result = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)

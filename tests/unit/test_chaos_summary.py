@@ -62,6 +62,21 @@ def test_the_table_begins_with_what_people_ask_first_and_reads_without_colour() 
     assert "✗ violated" in broken
 
 
+def test_the_figures_name_the_recovery_times_and_the_sqlite_that_ran() -> None:
+    where = {"python": "3.11.7", "sqlite": "3.40.1", "wal_reset_affected": True, "cores": 2}
+    made = record(
+        "pass",
+        recovery_ms={"p50": 17.3, "p99": 90.5, "max": 91.2},
+        environment=where | {"fs": "ext4", "durability": "power"},
+    )
+
+    assert summary.figures(made) == [
+        "claimed again after a kill, with a peer idle: median 17 ms, p99 90 ms, at most 91 ms",
+        "Python 3.11.7, SQLite 3.40.1 (has the WAL-reset fault), 2 cores, ext4, durability power",
+    ]
+    assert summary.figures(record("pass")) == []
+
+
 def test_a_violation_is_told_by_its_first_witness() -> None:
     assert summary.stories(record("violated")) == ["P5: w1.1 was told ok for a stale ack"]
     assert summary.stories(record("pass")) == []
