@@ -82,11 +82,12 @@ def terminal(result: BenchResult) -> str:
         parts.append(picture(result.cells))
         parts.append("\n".join(plain_card(result.cells)))
     if result.rows is not None:
-        parts.append(rows_sentence(result.rows) + "\n" + plain_table(*rows_table(result.rows)))
+        parts += [rows_sentence(result.rows), plain_table(*rows_table(result.rows))]
     if result.stopped is not None:
-        parts.append(stopped_sentence(result.stopped))
+        parts += [stopped_sentence(result.stopped), plain_table(*stopped_table(result.stopped))]
     parts.append(noise_sentence(result))
-    return "\n\n".join(parts)
+    # A run of one part alone has that part's sentence at its head already.
+    return "\n\n".join(dict.fromkeys(parts))
 
 
 def contention(result: BenchResult) -> str:
@@ -103,20 +104,19 @@ def contention(result: BenchResult) -> str:
                 ("started", result.started),
                 ("machine", environment.get("machine", "unknown")),
                 *((name, text) for name, text in environment.items() if name != "machine"),
-                ("rounds", f"{result.rounds_planned} of each arm at each number of workers"),
-                (
-                    "each round",
-                    f"{result.warmup_seconds:g} s warm-up, {result.seconds:g} s measured",
-                ),
+                *(_rounds_lines(result) if result.cells else ()),
                 ("noise", noise_sentence(result)),
             ],
         ),
     ]
     if result.interrupted:
         parts.append("**The run was interrupted: only rounds that had ended are counted.**")
+    if reached := goals(result):
+        parts += ["## Goals", markdown_table(("goal", "measured", "met"), reached)]
     if result.cells:
         parts += _contention_parts(result)
     if result.rows is not None:
+        hidden = ", where no sync hides the cost" if result.rows.durability == "process" else ""
         parts += [
             "## Claim cost with many rows",
             rows_sentence(result.rows),
@@ -129,8 +129,7 @@ def contention(result: BenchResult) -> str:
             "Steps are those of SQLite's virtual machine, counted by its progress handler at every "
             "step.\n"
             f"Times are medians of {result.rows.calls:,} calls at durability "
-            f"`{result.rows.durability}`, where no sync hides the cost, the two files taking turns "
-            "call by call.",
+            f"`{result.rows.durability}`{hidden}, the two files taking turns call by call.",
         ]
     if result.stopped is not None:
         parts += [
@@ -142,10 +141,15 @@ def contention(result: BenchResult) -> str:
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
+def _rounds_lines(result: BenchResult) -> list[tuple[str, str]]:
+    return [
+        ("rounds", f"{result.rounds_planned} of each arm at each number of workers"),
+        ("each round", f"{result.warmup_seconds:g} s warm-up, {result.seconds:g} s measured"),
+    ]
+
+
 def _contention_parts(result: BenchResult) -> list[str]:
     return [
-        "## Goals",
-        markdown_table(("goal", "measured", "met"), goals(result)),
         "## Figures",
         markdown_table(*figures(result.cells)),
         "In brackets: 95% interval. "

@@ -328,5 +328,16 @@ def test_a_stopped_run_that_was_wrong_is_void() -> None:
     assert report.stopped_sentence(wrong) == "The figures are void: 5 jobs went in."
 
 
+def test_a_run_of_one_part_says_its_sentence_once_and_still_shows_its_goals() -> None:
+    assert RESULT.rows is not None
+    alone = replace(
+        RESULT, cells=(), ratios=(), stopped=None, sentence=report.rows_sentence(RESULT.rows)
+    )
+
+    assert report.terminal(alone).count("Flat: from 1,000") == 1
+    assert "| claim: time ratio under 1.5 | 1.100 | yes |" in report.contention(alone)
+    assert "| rounds |" not in report.contention(alone)
+
+
 def test_a_bar_in_a_cell_does_not_break_the_markdown_table() -> None:
     assert report.markdown_table(("a",), [("x|y",)]).splitlines()[2] == "| x\\|y |"
