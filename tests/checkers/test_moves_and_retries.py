@@ -97,10 +97,15 @@ def test_a_replay_brings_a_dead_job_back(
     assert run.verdict("P7") == "pass"
 
 
-def test_without_edges_or_audit_the_moves_are_unknown(run: "Run", producer: "Process") -> None:
+@pytest.mark.parametrize("missing", ["edges", "audit"])
+def test_without_edges_or_audit_the_moves_are_unknown(
+    run: "Run", producer: "Process", missing: str
+) -> None:
     producer.enqueues("a")
-    run.edges = {}
-    run.audited = False
+    if missing == "edges":
+        run.edges = {}
+    else:
+        run.audited = False
 
     assert run.verdict("P7") == "unknown"
 
@@ -691,6 +696,48 @@ def test_a_nack_may_say_that_the_failure_is_permanent(
     assert run.verdict("P13") == "pass"
 
 
+def test_a_target_that_shows_no_payload_is_not_asked_for_it(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    buried(run, producer, worker, digest="of something").row["payload"] = None
+
+    assert run.verdict("P13") == "pass"
+
+
+def test_a_dead_job_that_nobody_is_known_to_have_enqueued_keeps_its_payload_too(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    buried(run, producer, worker)
+    producer.lines.clear()
+    producer.number = 0
+
+    assert run.verdict("P13") == "pass"
+
+
+@pytest.mark.parametrize("unknown", ["attempts", "maximum"])
+def test_a_dead_job_of_unknown_bound_may_have_reached_it(
+    run: "Run", producer: "Process", worker: "Process", unknown: str
+) -> None:
+    job = producer.enqueues("a")
+    worker.claims(job)
+    worker.nacks(job, "dead")
+    if unknown == "attempts":
+        job.row["attempts"] = None
+    else:
+        del run.parameters["max_attempts"]
+
+    assert run.verdict("P13") == "pass"
+
+
+def test_a_replay_without_an_audit_is_unknown(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    producer.replays(buried(run, producer, worker))
+    run.audited = False
+
+    assert run.verdict("P13") == "unknown"
+
+
 def test_a_job_that_stands_twice_in_the_snapshot_is_seen(
     run: "Run", producer: "Process", worker: "Process"
 ) -> None:
@@ -775,6 +822,15 @@ def test_an_acknowledged_cancel_that_changes_nothing_is_seen(
     producer.cancels(producer.enqueues("a"), commits=False)
 
     assert "was acknowledged, but no commit cancelled it" in run.story("P15")
+
+
+def test_a_cancel_may_take_the_row_away(run: "Run", producer: "Process") -> None:
+    job = producer.enqueues("a")
+    producer.invokes("cancel", job=job)
+    run.commits(job, None)
+    producer.hears("ok", value=True)
+
+    assert run.verdict("P15") == "pass"
 
 
 def test_a_cancel_that_came_too_late_promises_nothing(

@@ -168,6 +168,22 @@ def test_a_success_without_an_effect_is_seen(run: "Run") -> None:
     assert "succeeded without an effect" in run.story("P3")
 
 
+def test_a_success_that_only_the_snapshot_tells_needs_an_effect_too(run: "Run") -> None:
+    worked_off(run)
+    run.audited = False
+    run.processes[1].effect_lines.clear()
+
+    assert "never started" in run.story("P3")
+
+
+def test_a_success_of_a_job_that_is_gone_needs_an_effect_too(run: "Run") -> None:
+    _, _, job = worked_off(run)
+    run.commits(job, None)
+    run.processes[1].effect_lines.clear()
+
+    assert "never started" in run.story("P3")
+
+
 def test_a_row_in_the_table_is_an_effect(run: "Run") -> None:
     producer, worker = run.process("p1"), run.process("w1")
     job = producer.enqueues("a", sink="table")
@@ -216,6 +232,18 @@ def test_a_death_is_a_cause_for_the_end_of_a_lease(run: "Run") -> None:
     worker.claims(job)
     run.kills(worker)
     run.passes(20)
+    run.reaps(job)
+
+    assert run.verdict("P3") == "pass"
+
+
+def test_a_holder_that_never_heard_of_its_claim_had_nothing_to_lose(run: "Run") -> None:
+    producer, worker, _ = worked_off(run)
+    job = producer.enqueues("b")
+    worker.invokes("claim")
+    job.fence = job.attempts = 1
+    run.commits(job, "leased")
+    run.kills(worker)
     run.reaps(job)
 
     assert run.verdict("P3") == "pass"
@@ -289,8 +317,7 @@ def test_with_a_stepped_clock_no_end_of_a_lease_is_judged(run: "Run") -> None:
     job = producer.enqueues("b")
     worker.claims(job)
     run.audit[-1]["t_ms"] += 3_600_000
-    worker.runs(job)
-    worker.acks(job)
+    run.reaps(job)
 
     finding = run.finding("P3")
 

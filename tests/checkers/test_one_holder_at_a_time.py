@@ -111,6 +111,90 @@ def test_two_claims_with_one_token_are_seen(
     assert "both claimed job 1 with token 1" in run.story("P4")
 
 
+def test_claims_without_tokens_are_told_apart_by_time(
+    run: "Run", producer: "Process", first: "Process", second: "Process"
+) -> None:
+    job = producer.enqueues("a")
+    for worker in (first, second):
+        worker.invokes("claim")
+        worker.hears("ok", job=job)
+        worker.settles("release", job, None, token=False)
+
+    assert run.verdict("P4") == "pass"
+
+
+def test_two_claims_at_the_same_time_that_both_hold_are_seen(
+    run: "Run", producer: "Process", first: "Process", second: "Process"
+) -> None:
+    run.audited = False
+    job = producer.enqueues("a")
+    first.invokes("claim")
+    second.invokes("claim")
+    first.hears("ok", job=job, fence=1)
+    second.hears("ok", job=job, fence=2)
+
+    assert "while w1 held it" in run.story("P4")
+
+
+def test_two_claims_at_the_same_time_may_follow_each_other(
+    run: "Run", producer: "Process", first: "Process", second: "Process"
+) -> None:
+    run.audited = False
+    job = producer.enqueues("a")
+    first.invokes("claim")
+    second.invokes("claim")
+    first.hears("ok", job=job, fence=1)
+    first.settles("release", job, None, fence=1)
+    second.hears("ok", job=job, fence=2)
+
+    assert run.verdict("P4") == "pass"
+
+
+def test_without_a_declared_lease_no_overlap_is_certain(
+    run: "Run", producer: "Process", first: "Process", second: "Process"
+) -> None:
+    del run.parameters["lease_ms"]
+    job = claimed(producer, first)
+    run.reaps(job)
+    second.claims(job)
+
+    assert run.verdict("P4") == "pass"
+
+
+def test_an_extension_that_began_after_the_next_claim_prolongs_nothing(
+    run: "Run", producer: "Process", first: "Process", second: "Process"
+) -> None:
+    job = claimed(producer, first)
+    run.passes(520)
+    run.reaps(job)
+    second.claims(job)
+    first.extends(job, fence=1)
+
+    assert run.verdict("P4") == "pass"
+
+
+def test_an_extension_of_unknown_outcome_prolongs_nothing(
+    run: "Run", producer: "Process", first: "Process", second: "Process"
+) -> None:
+    job = claimed(producer, first)
+    run.passes(400)
+    first.extends(job, answer="info")
+    run.passes(200)
+    run.reaps(job)
+    second.claims(job)
+
+    assert run.verdict("P4") == "pass"
+
+
+def test_a_leased_job_that_gets_another_priority_is_not_taken(
+    run: "Run", producer: "Process", first: "Process"
+) -> None:
+    job = claimed(producer, first)
+    run.commits(job, "leased", priority=1)
+
+    assert run.verdict("P4") == "pass"
+
+
 def test_a_lease_taken_straight_from_a_living_holder_is_seen(
     run: "Run", producer: "Process", first: "Process", second: "Process"
 ) -> None:
@@ -244,6 +328,56 @@ def test_an_extension_after_the_outcome_is_seen(
     assert "told ok for the extend" in run.story("P5")
 
 
+def test_an_extension_under_a_live_lease_is_right(
+    run: "Run", producer: "Process", first: "Process"
+) -> None:
+    job = claimed(producer, first)
+    first.extends(job)
+    first.acks(job)
+
+    assert run.verdict("P5") == "pass"
+
+
+def test_an_extension_while_the_ack_is_under_way_may_be_accepted(
+    run: "Run", producer: "Process", first: "Process", second: "Process"
+) -> None:
+    job = claimed(producer, first)
+    second.invokes("extend", job=job, fence=1)
+    first.acks(job)
+    second.hears("ok", job=job)
+
+    assert run.verdict("P5") == "pass"
+
+
+def test_without_an_audit_an_ack_of_the_only_claim_is_right(
+    run: "Run", producer: "Process", first: "Process"
+) -> None:
+    run.audited = False
+    job = claimed(producer, first)
+    first.acks(job)
+
+    assert run.verdict("P5") == "pass"
+
+
+def test_a_claim_that_is_told_late_does_not_hide_a_newer_one(
+    run: "Run", producer: "Process", first: "Process", second: "Process"
+) -> None:
+    job = producer.enqueues("a")
+    first.invokes("claim")
+    job.fence = job.attempts = 1
+    run.commits(job, "leased")
+    run.passes(520)
+    run.reaps(job)
+    second.claims(job)
+    first.hears("ok", job=job, fence=1)
+    first.settles("ack", job, None, fence=1)
+
+    finding = run.finding("P5")
+
+    assert finding.violations == 1
+    assert "after w2 had claimed it with token 2" in finding.witnesses[0].story
+
+
 def test_an_outcome_without_a_token_leaves_fencing_unknown(
     run: "Run", producer: "Process", first: "Process"
 ) -> None:
@@ -292,6 +426,37 @@ def test_a_row_of_a_job_that_did_not_succeed_is_seen(
     run.tables.append({"job": "a"})
 
     assert "left 1 rows where 0 was due" in run.story("P6")
+
+
+def test_rows_are_counted_only_where_the_transaction_is_promised(
+    run: "Run", producer: "Process", first: "Process"
+) -> None:
+    run.promises["P6"] = "key"
+    job = table_job(producer, first)
+    first.acks(job)
+
+    assert run.verdict("P6") == "pass"
+
+
+def test_where_only_effects_bounded_by_faults_are_promised_no_sink_is_counted(
+    run: "Run", producer: "Process", first: "Process"
+) -> None:
+    run.promises["P6"] = True
+    job = claimed(producer, first, sink="http")
+    first.runs(job)
+    first.acks(job)
+
+    assert run.verdict("P6") == "pass"
+
+
+def test_rows_of_a_job_of_unknown_end_are_not_judged(
+    run: "Run", producer: "Process", first: "Process"
+) -> None:
+    run.audited = False
+    table_job(producer, first).rows = 0
+    run.tables.append({"job": "a"})
+
+    assert run.verdict("P6") == "pass"
 
 
 def test_a_key_that_the_sink_applied_twice_is_seen(
@@ -363,6 +528,43 @@ def test_a_second_run_that_no_fault_explains_is_seen(
     again(second, job)
 
     assert "ran to its end and ran once more, and no fault explains it" in run.story("P6")
+
+
+def test_a_second_run_beside_one_that_has_not_ended_is_seen(
+    run: "Run", producer: "Process", first: "Process", second: "Process"
+) -> None:
+    job = claimed(producer, first)
+    first.starts(job)
+    first.makes_effect(job)
+    run.reaps(job)
+    again(second, job)
+
+    assert "no fault explains it" in run.story("P6")
+
+
+@pytest.mark.parametrize(("ms", "verdict"), [(10, "violated"), (520, "pass")])
+def test_where_a_claim_was_never_told_the_lease_counts_from_the_start(
+    run: "Run", producer: "Process", first: "Process", second: "Process", ms: int, verdict: str
+) -> None:
+    job = producer.enqueues("a")
+    job.fence = job.attempts = 1
+    run.commits(job, "leased")
+    first.runs(job)
+    run.passes(ms)
+    run.reaps(job)
+    again(second, job)
+
+    assert run.verdict("P6") == verdict
+
+
+def test_where_no_claims_are_recorded_an_unfinished_run_explains_the_next(
+    run: "Run", producer: "Process", first: "Process", second: "Process"
+) -> None:
+    job = producer.enqueues("a")
+    first.starts(job, attempt=1)
+    second.starts(job, attempt=2)
+
+    assert run.verdict("P6") == "pass"
 
 
 def test_a_second_run_after_an_acknowledged_ack_is_seen(

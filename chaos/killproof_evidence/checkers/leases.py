@@ -64,10 +64,16 @@ def _check_pair(
             at_end(second),
         )
         return
-    live_until = certainly_live_until(evidence, story, first, before=second.t)
-    if live_until is None or first.t_end is None or second.t_end is None:
+    if first.t_end is None or second.t_end is None:
         return
-    if first.t_end < second.t and second.t_end < live_until:
+    both_told = max(first.t_end, second.t_end)
+    live_until = certainly_live_until(evidence, story, first, before=second.t)
+    second_until = certainly_live_until(evidence, story, second, before=both_told)
+    if live_until is None or second_until is None or second.t_end >= live_until:
+        return
+    # One after the other, the first was live at the commit of the second. At the same time, the
+    # order of the commits is open, but if both are live when both are told, they overlap.
+    if first.t_end < second.t or both_told < min(live_until, second_until):
         tally.violate(
             story.label,
             f"{second.process} claimed job {story.label} while {first.process} held it: "
