@@ -66,6 +66,15 @@ def test_without_declared_starts_a_job_may_start_anywhere(run: "Run", producer: 
     assert run.verdict("P7") == "pass"
 
 
+def test_without_declared_starts_the_other_edges_still_count(
+    run: "Run", producer: "Process"
+) -> None:
+    del run.edges["start"]
+    run.commits(producer.enqueues("a"), "succeeded")
+
+    assert "went from available to succeeded" in run.story("P7")
+
+
 def test_a_change_that_keeps_the_state_is_no_edge(run: "Run", producer: "Process") -> None:
     job = producer.enqueues("a")
     run.commits(job, "available", priority=1)
@@ -736,6 +745,14 @@ def test_a_replay_without_an_audit_is_unknown(
     run.audited = False
 
     assert run.verdict("P13") == "unknown"
+
+
+def test_a_nack_that_says_nothing_of_permanence_is_not_permanent(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    dead_at_once(run, producer, worker, "raise", value={"delay_ms": 10, "permanent": False})
+
+    assert "is dead after 1 of 3 attempts" in run.story("P13")
 
 
 def test_a_job_that_stands_twice_in_the_snapshot_is_seen(
