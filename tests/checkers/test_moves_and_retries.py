@@ -230,6 +230,46 @@ def test_a_replayed_job_may_run_again(run: "Run", producer: "Process", worker: "
     assert run.verdict("P8") == "pass"
 
 
+def test_a_dead_job_that_gets_another_priority_is_not_claimed(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    job = buried(run, producer, worker)
+    run.commits(job, "dead", priority=1)
+
+    assert run.verdict("P8") == "pass"
+
+
+@pytest.mark.parametrize(("forgiven", "verdict"), [(0, "pass"), (3, "violated")])
+def test_a_queue_may_count_from_zero_again_after_a_replay(
+    run: "Run", producer: "Process", worker: "Process", forgiven: int, verdict: str
+) -> None:
+    """Four more starts are within a bound of 3 + 3 starts only if none was forgiven besides."""
+    job = buried(run, producer, worker)
+    producer.replays(job)
+    run.audited = False
+    job.row["forgiven"] = forgiven
+    job.row["attempts"] = None
+    for fence in range(4, 7 + bool(forgiven)):
+        worker.starts(job, fence=fence)
+
+    assert run.verdict("P8") == verdict
+
+
+def test_what_a_target_does_not_count_is_not_held_against_it(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    job = buried(run, producer, worker)
+    job.row["attempts"] = None
+    for record in run.audit:
+        del record["attempts"]
+    gone = producer.enqueues("b")
+    worker.claims(gone)
+    worker.runs(gone)
+    gone.rows = 0
+
+    assert run.verdict("P8") == "pass"
+
+
 def test_without_a_declared_bound_attempts_are_unknown(
     run: "Run", producer: "Process", worker: "Process"
 ) -> None:
@@ -358,6 +398,74 @@ def test_the_contract_says_how_a_first_crash_goes_back(
     assert run.verdict("P9") == verdict
 
 
+def crashed_twice(run: "Run", producer: "Process") -> "Job":
+    """A job whose second worker died too; it waits for its delay."""
+    job = producer.enqueues("a")
+    for number in (1, 2):
+        victim = run.process(f"v{number}")
+        victim.claims(job)
+        run.kills(victim)
+        run.reaps(job, "available" if number == 1 else "retryable")
+    return job
+
+
+def test_a_second_crash_that_waits_is_healthy_whatever_else_changes(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    job = crashed_twice(run, producer)
+    run.commits(job, "retryable", priority=1)
+    run.passes(60)
+    worker.claims(job)
+
+    assert run.verdict("P9") == "pass"
+
+
+def test_a_job_that_died_of_crashes_may_be_replayed_at_once(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    retried(run, producer, worker, 60)
+    job = crashed_twice(run, producer)
+    run.audit[-1]["new"] = job.state = "dead"
+    producer.replays(job)
+    worker.claims(job)
+
+    assert run.verdict("P9") == "pass"
+
+
+def test_a_failure_with_a_short_delay_of_its_own_is_no_crash(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    run.parameters["crash_first"] = "policy"
+    retried(run, producer, worker, 12, value={"delay_ms": 10})
+
+    assert run.verdict("P9") == "pass"
+
+
+def test_a_failure_that_is_never_tried_again_broke_no_delay(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    job = producer.enqueues("a")
+    worker.claims(job)
+    worker.nacks(job)
+
+    assert run.verdict("P9") == "unknown"
+
+
+def test_one_job_with_a_policy_does_not_speak_for_another_without(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    del run.parameters["retry"]
+    retried(run, producer, worker, 60)
+    job = producer.enqueues("b", retry="fixed:0.05")
+    attempt(run, worker, job)
+    attempt(run, worker, job)
+    worker.claims(run.jobs[0])
+    worker.runs(run.jobs[0])
+    worker.starts(run.jobs[0], fence=9)
+
+    assert run.verdict("P9") == "unknown"
+
+
 def test_a_contract_may_say_that_every_crash_goes_back_at_once(
     run: "Run", producer: "Process", worker: "Process"
 ) -> None:
@@ -426,6 +534,18 @@ def test_a_commit_before_the_due_time_is_seen(
     worker.claims(job)
 
     assert "ms before it was due" in run.story("P10")
+
+
+def test_a_target_that_shows_no_due_time_is_held_to_what_was_asked(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    job = producer.enqueues("a", delay_ms=100)
+    run.passes(110)
+    worker.claims(job)
+    for record in run.audit:
+        del record["due_ms"]
+
+    assert run.verdict("P10") == "pass"
 
 
 def test_where_no_job_waits_earliness_is_unknown(
@@ -544,6 +664,33 @@ def test_a_job_that_left_the_queue_is_not_passed_over(
     assert run.verdict("P11") == "pass"
 
 
+def test_a_claim_that_was_never_told_is_not_judged_by_order(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    lax, urgent = producer.enqueues("a", priority=7), producer.enqueues("b", priority=2)
+    run.passes(20)
+    worker.invokes("claim")
+    lax.fence = lax.attempts = 1
+    run.commits(lax, "leased")
+    run.kills(worker)
+    run.process("w2").claims(urgent)
+
+    assert run.verdict("P11") == "pass"
+
+
+def test_a_lease_that_is_taken_over_directly_stood_in_no_line(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    lax = producer.enqueues("a", priority=7)
+    worker.claims(lax)
+    run.kills(worker)
+    producer.enqueues("b", priority=2)
+    run.passes(20)
+    run.process("w2").claims(lax)
+
+    assert run.verdict("P11") == "pass"
+
+
 def test_a_doubtful_clock_does_not_lose_a_waiting_job(
     run: "Run", producer: "Process", worker: "Process"
 ) -> None:
@@ -591,6 +738,13 @@ def test_a_key_may_be_used_again_once_its_job_has_ended(
     job = producer.enqueues("a", key="invoice")
     worker.claims(job)
     worker.acks(job)
+    producer.enqueues("b", key="invoice")
+
+    assert run.verdict("P12") == "pass"
+
+
+def test_a_key_may_be_used_again_once_its_job_is_gone(run: "Run", producer: "Process") -> None:
+    run.commits(producer.enqueues("a", key="invoice"), None)
     producer.enqueues("b", key="invoice")
 
     assert run.verdict("P12") == "pass"
