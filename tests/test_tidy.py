@@ -525,6 +525,24 @@ def test_the_contract_names_the_cause_of_every_edge_of_the_state_machine() -> No
     }
 
 
+def misnumbered_decisions(text: str) -> list[str]:
+    """Return the headings that are out of order, and those of entries over 15 lines."""
+    entries = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
+    return [
+        entry.splitlines()[0]
+        for number, entry in enumerate(entries, 1)
+        if not entry.startswith(f"{number}. ") or len(entry.strip().splitlines()) > 15
+    ]
+
+
+def test_decisions_are_numbered_in_order_and_at_most_fifteen_lines_long() -> None:
+    text = (ROOT / "docs/decisions.md").read_text(encoding="utf-8")
+
+    assert misnumbered_decisions(text) == []
+    assert misnumbered_decisions("# D\n\n## 1. A\n\nx\n\n## 3. B\n") == ["3. B"]
+    assert misnumbered_decisions("## 1. A\n" + "x\n" * 15) == ["1. A"]
+
+
 EXAMPLES = [
     path.relative_to(ROOT).as_posix()
     for root in SOURCE_ROOTS
