@@ -6,7 +6,7 @@ PYTHONS ?= 3.11 3.12 3.13
 PAGES = README.md $(shell find docs -name '*.md')
 
 .DEFAULT_GOAL := help
-.PHONY: help install check check-all lint format types imports cog cog-check test quick \
+.PHONY: help install check check-all lint format types imports cog cog-check test quick mutations \
     report report-chaos report-contention clean
 
 help: ## List the targets.
@@ -54,6 +54,9 @@ test: ## The whole suite, documents included.
 
 quick: ## What needs no processes: seconds.
 	$(BIN)/pytest tests/unit tests/checkers tests/test_tidy.py
+
+mutations: ## Take the core's guards away, one at a time, and see tests go red: minutes.
+	$(BIN)/python tests/mutations.py
 
 report: report-chaos report-contention ## Make reports/ anew from real runs (minutes).
 

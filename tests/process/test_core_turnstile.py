@@ -1,5 +1,7 @@
 """The turnstile between threads and processes: fair while it moves, harmless when it is stuck."""
 
+import ctypes
+import errno
 import os
 import select
 import signal
@@ -141,6 +143,90 @@ def test_a_holder_waited_for_in_vain_is_not_waited_for_again(path: str, gate: bo
     impatient.leave()
     holder.close()
     impatient.close()
+
+
+class Futexes:
+    """Passes the waits and wakes on to the kernel; notes how each wait ended."""
+
+    def __init__(self) -> None:
+        self.library = ctypes.CDLL(None, use_errno=True)
+        self.before_wait: Callable[[], object] = lambda: None
+        self.waits: list[str] = []
+
+    def __call__(self, address: int, operation: int, number: int, limit: object) -> None:
+        waits = operation == turnstile_module._FUTEX_WAIT
+        if waits:
+            self.before_wait()
+        assert turnstile_module._SYS_FUTEX is not None
+        woken = self.library.syscall(
+            ctypes.c_long(turnstile_module._SYS_FUTEX),
+            ctypes.c_void_p(address),
+            operation,
+            ctypes.c_uint32(number),
+            limit,
+        )
+        if waits:
+            code = ctypes.get_errno() if woken < 0 else 0
+            self.waits.append(errno.errorcode.get(code, "woken"))
+
+
+@pytest.fixture
+def futexes(monkeypatch: pytest.MonkeyPatch) -> Futexes:
+    if turnstile_module._SYS_FUTEX is None:
+        pytest.skip("no futex on this machine")
+    found = Futexes()
+    monkeypatch.setattr(turnstile_module, "_futex", found)
+    return found
+
+
+def test_a_leave_between_the_try_and_the_sleep_is_not_slept_through(
+    path: str, gate: bool, futexes: Futexes
+) -> None:
+    holder, other = Turnstile(path, gate=gate), Turnstile(path, gate=gate)
+    assert holder.enter(0)
+    left: list[bool] = []
+
+    def leave_once() -> None:
+        if not left:
+            left.append(True)
+            holder.leave()
+
+    futexes.before_wait = leave_once
+
+    assert other.enter(SECONDS_MAX)
+    assert futexes.waits == ["EAGAIN"]
+    holder.close()
+    other.close()
+
+
+def test_a_leaver_wakes_who_sleeps(path: str, gate: bool, futexes: Futexes) -> None:
+    holder, other = Turnstile(path, gate=gate), Turnstile(path, gate=gate)
+    for _ in range(50):  # On a crowded machine a sleeper may time out before it is woken.
+        assert holder.enter(0)
+        timer = threading.Timer(0.002, holder.leave)
+        timer.start()
+        assert other.enter(SECONDS_MAX)
+        timer.join()
+        other.leave()
+        if "woken" in futexes.waits:
+            break
+
+    assert "woken" in futexes.waits
+    holder.close()
+    other.close()
+
+
+def test_where_no_futex_can_be_had_a_waiter_looks_again_and_again(
+    path: str, gate: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turnstile_module, "_SYS_FUTEX", None)
+    holder, other = Turnstile(path, gate=gate), Turnstile(path, gate=gate)
+    assert holder.enter(0)
+    threading.Timer(0.01, holder.leave).start()
+
+    assert other.enter(SECONDS_MAX)
+    holder.close()
+    other.close()
 
 
 def test_a_closed_turnstile_takes_no_turn(path: str, gate: bool) -> None:

@@ -24,12 +24,15 @@ from killproof import (
     OutcomeUnknown,
     Queue,
     StorageFailed,
+    StorageFull,
 )
 from killproof.core import barrier, host, sync
 from killproof.core import turnstile as turnstiles
 from killproof.core.host import KernelLocks
 
 Events = list[str]
+
+FULL = "PRAGMA wal_checkpoint(FULL)"
 
 
 class Watched:
@@ -475,26 +478,67 @@ def test_the_marker_of_another_process_stops_this_one_at_its_next_acknowledgemen
         queue.counts()
 
 
-def test_an_error_of_the_commit_is_an_unknown_outcome_never_a_failure(place: Path) -> None:
-    class Breaking(sqlite3.Connection):
-        armed = False
+class Breaking(sqlite3.Connection):
+    """A connection one of whose statements fails with a code of SQLite's, once."""
 
-        def execute(self, sql: str, *values: Any) -> sqlite3.Cursor:
-            if sql == "COMMIT" and self.armed:
-                raise sqlite3.OperationalError("disk I/O error")
-            return super().execute(sql, *values)
+    failing: tuple[str, int] | None = None
 
+    def execute(self, sql: str, *values: Any) -> sqlite3.Cursor:
+        if self.failing is not None and self.failing[0] == sql:
+            error = sqlite3.OperationalError("refused")
+            error.sqlite_errorcode = self.failing[1]
+            type(self).failing = None
+            raise error
+        return super().execute(sql, *values)
+
+
+@pytest.fixture
+def breaking(place: Path) -> Iterator[Queue]:
     def connect(path: str) -> sqlite3.Connection:
         return sqlite3.connect(
             path, timeout=0, isolation_level=None, check_same_thread=False, factory=Breaking
         )
 
     with Queue(place / "q.db", host=Host(connect=connect)) as queue:
-        Breaking.armed = True
-        with pytest.raises(OutcomeUnknown, match="repeat the call with the same key"):
-            queue.enqueue("kind", 1)
-        Breaking.armed = False
-        queue.enqueue("kind", 2)
+        yield queue
+    Breaking.failing = None
+
+
+@pytest.mark.parametrize(
+    "code", [sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_ERROR]
+)
+def test_an_error_of_the_commit_is_an_unknown_outcome_never_a_failure(
+    breaking: Queue, code: int
+) -> None:
+    """A transaction whose sync failed can be there again after a kill."""
+    Breaking.failing = ("COMMIT", code)
+    with pytest.raises(OutcomeUnknown, match="repeat the call with the same key") as caught:
+        breaking.enqueue("kind", 1)
+
+    assert not caught.value.definite
+    breaking.enqueue("kind", 2)
+
+
+def test_a_disk_that_is_full_at_the_commit_is_told_so_and_nothing_is_changed(
+    breaking: Queue,
+) -> None:
+    Breaking.failing = ("COMMIT", sqlite3.SQLITE_FULL)
+    with pytest.raises(StorageFull, match="make room") as caught:
+        breaking.enqueue("kind", 1)
+
+    assert caught.value.definite
+    assert breaking.counts()["available"] == 0
+
+
+@pytest.mark.parametrize("code", [sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED])
+def test_a_checkpoint_that_is_refused_is_put_off_and_the_commit_stands(
+    breaking: Queue, code: int
+) -> None:
+    breaking.database.checkpoint_commits = 1
+    Breaking.failing = (FULL, code)
+    breaking.enqueue("kind", 1)
+
+    assert breaking.counts()["available"] == 1
 
 
 @pytest.mark.parametrize("point", ["enqueue.committed", "enqueue.synced"])
@@ -533,8 +577,6 @@ def test_an_interrupt_before_the_commit_rolls_back_and_frees_the_locks(
 
 
 # R-B4, R-D2, R-D3: checkpoints.
-
-FULL = "PRAGMA wal_checkpoint(FULL)"
 
 
 def checkpoints(locks: Locks) -> list[str]:
@@ -621,33 +663,15 @@ def test_a_checkpoint_that_meets_a_reader_is_put_off(queue: Queue, locks: Locks)
     assert queue.counts()["available"] == 3
 
 
-def test_a_checkpoint_whose_sync_failed_stops_the_queue(place: Path) -> None:
+def test_a_checkpoint_whose_sync_failed_stops_the_queue(breaking: Queue) -> None:
     """The sync of the database that failed succeeds the next time, without the pages."""
-    broken = []
+    breaking.database.checkpoint_commits = 1
+    Breaking.failing = (FULL, sqlite3.SQLITE_IOERR_FSYNC)
+    with pytest.raises(OutcomeUnknown):
+        breaking.enqueue("kind", 1)
 
-    class Breaking(Connection):
-        def execute(self, sql: str, *values: Any) -> sqlite3.Cursor:
-            if sql == FULL:
-                error = sqlite3.OperationalError("disk I/O error")
-                error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
-                broken.append(error)
-                raise error
-            return super().execute(sql, *values)
-
-    def connect(path: str) -> sqlite3.Connection:
-        connection = sqlite3.connect(
-            path, timeout=0, isolation_level=None, check_same_thread=False, factory=Breaking
-        )
-        connection.events, connection.answers = [], {}
-        return connection
-
-    with Queue(place / "q.db", host=Host(connect=connect)) as queue:
-        queue.database.checkpoint_commits = 1
-        with pytest.raises(OutcomeUnknown):
-            queue.enqueue("kind", 1)
-        with pytest.raises(StorageFailed):
-            queue.counts()
-    assert len(broken) == 1
+    with pytest.raises(StorageFailed):
+        breaking.counts()
 
 
 # Busy and full.
@@ -673,9 +697,9 @@ def test_a_lock_that_is_not_freed_in_time_is_busy_and_nothing_is_changed(place: 
 def test_a_full_database_is_told_so_and_nothing_is_changed(queue: Queue) -> None:
     queue.database.peek("PRAGMA max_page_count = 1")  # Never below what there is.
 
-    with pytest.raises(KillproofError, match="make room, then try again") as caught:
+    with pytest.raises(StorageFull, match="make room, then try again") as caught:
         queue.enqueue("kind", "x" * 100_000)
-    assert (type(caught.value).__name__, caught.value.definite) == ("StorageFull", True)
+    assert caught.value.definite
     assert queue.counts()["available"] == 0
     queue.enqueue("kind", 1)
 

@@ -17,6 +17,7 @@ from killproof import Host, Job, Lease, LeaseLost, ManualClock, Queue, SystemClo
 from killproof.core import clock as clocks
 from killproof.core import host, sync
 from killproof.core.host import KernelLocks
+from killproof.core.jobs import NEVER_NS
 from killproof.core.liveness import BYTE_END, BYTE_FIRST, Liveness
 
 Sql = Callable[..., list[tuple[Any, ...]]]
@@ -389,13 +390,13 @@ def test_the_reaper_repeats_the_fence_the_owner_and_the_deadline_it_believes(
         job = peer._read(tx, lease.job.id)
     queue.extend(lease)
     now_ns = clock.monotonic_ns()
-    for believed in (
-        dataclasses.replace(job, fence=7),
-        dataclasses.replace(job, owner="f" * 32),
-        job,  # Only the deadline has moved.
+    for believed, before_ns in (
+        (dataclasses.replace(job, fence=7), NEVER_NS),
+        (dataclasses.replace(job, owner="f" * 32), NEVER_NS),
+        (job, now_ns),  # Only the deadline has moved.
     ):
         with pytest.raises(LeaseLost), peer.database.write("reap") as tx:
-            peer._take_back(tx, believed, "expired", now_ns)
+            peer._take_back(tx, believed, "expired", before_ns)
 
     queue.ack(lease)
 
