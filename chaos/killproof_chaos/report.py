@@ -209,6 +209,7 @@ def _page(
         reasons=reasons,
         reasons_left_out=reasons_left_out,
         rows=render_rows(record),
+        unanswered=report_words.unanswered(record),
         broken=broken,
         figures=figures,
         marks_max=MARKS_MAX,

@@ -42,6 +42,7 @@ def markdown(runs: Sequence[Run], figures: Figures, page: str) -> str:
         _reasons(record),
         "## Promises",
         _promises(record),
+        report_words.unanswered(record),
         _broken(record),
         _all_runs(runs),
         "## Over time",
@@ -173,7 +174,11 @@ def _all_runs(runs: Sequence[Run]) -> str:
     figures = ("recovery median", "p99", "slowest", "length")
     head = ("seed", "verdict", "kills", "pauses", "jobs ended", "obligations met", *figures)
     rows = [_line(record, run) for record, run in runs]
-    return f"## {len(runs)} seeds\n\n{table(head, rows)}"
+    note = (
+        "Recovery: from the kill of a lease's holder to the next claim, while a peer was idle; "
+        "of fewer than 100 kills the p99 is the slowest."
+    )
+    return f"## {len(runs)} seeds\n\n{table(head, rows)}\n\n{note}"
 
 
 def _line(record: Mapping[str, Any], run: Mapping[str, Any]) -> tuple[str, ...]:
@@ -233,7 +238,10 @@ def _recovery(figures: Figures) -> str:
         (name, f"{s.count:,}", *(report_words.duration(v) for v in (s.p50, s.p99, s.largest)))
         for name, s in spreads
     ]
-    note = "A p99 of fewer than 100 values would only repeat the slowest; it is left out."
+    note = (
+        "A p99 of fewer than 100 values would only repeat the slowest; it is left out.\n"
+        "The clock stands still while a stopped or foreign process holds the write lock."
+    )
     return f"{table(head, rows)}\n\n{note}"
 
 

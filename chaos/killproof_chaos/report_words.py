@@ -111,6 +111,18 @@ def reasons(record: Record) -> tuple[list[str], int]:
     return found[:REASONS_MAX], max(0, len(found) - REASONS_MAX)
 
 
+def unanswered(record: Record) -> str:
+    """Return how many operations nobody got an answer to; empty where all were answered."""
+    counts = record["counts"]
+    unknown, settled = counts.get("indefinite", 0), counts.get("indefinite_settled", 0)
+    if not unknown:
+        return ""
+    return (
+        f"{counted(unknown, 'operation')} got no answer, or one that left open what happened; the "
+        f"audit settles {settled:,} of them, and the rest count neither for nor against the queue."
+    )
+
+
 def limits(record: Record, run: Record) -> list[str]:
     """Return what this run does not show, the widest gap first, in whole sentences."""
     return [

@@ -180,6 +180,15 @@ def test_a_starved_or_interrupted_run_says_so() -> None:
     assert "the run was interrupted" in limits
 
 
+def test_operations_without_an_answer_are_counted() -> None:
+    counts = {"indefinite": 158, "indefinite_settled": 59}
+
+    assert report_words.unanswered(record()) == ""
+    assert report_words.unanswered(record(counts=counts)).startswith(
+        "158 operations got no answer, or one that left open what happened; the audit settles 59"
+    )
+
+
 def test_the_environment_says_whether_sqlite_has_the_wal_reset_fault() -> None:
     affected = dict(report_words.environment_rows(record(), RUN))
     fixed = dict(
