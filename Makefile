@@ -67,6 +67,7 @@ report-chaos: ## The harness on the queue: reports/chaos-proc.md and .html.
 	    from killproof_chaos.report import write_markdown; \
 	    write_markdown(Path(sys.argv[1]), Path(sys.argv[2]))' \
 	    killproof-store/report reports/chaos-proc.md
+	$(MAKE) --no-print-directory cog
 
 report-contention: ## The queue beside a plain reference: reports/contention.md.
 	$(BIN)/killproof bench claim --rows 1000000 --stopped --report reports/contention.md

@@ -575,7 +575,7 @@ def cog_check(page: Path) -> int:
     return subprocess.run(command, cwd=ROOT, capture_output=True).returncode
 
 
-@pytest.mark.parametrize("page", ["docs/semantics.md", "docs/walkthrough.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/semantics.md", "docs/walkthrough.md"])
 def test_the_generated_parts_of_a_page_are_current(tmp_path: Path, page: str) -> None:
     stale = tmp_path / "stale.md"
     text = (ROOT / page).read_text(encoding="utf-8")
