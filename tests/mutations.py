@@ -397,6 +397,13 @@ LEASES = (
         f"{LIVENESS}free_byte_of_another_file",
     ),
     m(
+        "a byte that nobody can hold proves nothing",
+        "liveness.py",
+        "BYTE_FIRST <= byte < BYTE_END and ",
+        "",
+        f"{LIVENESS}damaged_row_of_a_worker",
+    ),
+    m(
         "one descriptor holds, another tests",
         "liveness.py",
         "self._test = open_lock_file(self._path)",

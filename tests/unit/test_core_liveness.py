@@ -206,6 +206,26 @@ def test_a_free_byte_of_another_file_proves_nothing(
     assert peer.reap() == 1
 
 
+@pytest.mark.parametrize(
+    "damage",
+    ["byte = -1", "byte = 0", "byte = 5", f"byte = {(1 << 63) - 1}", "file = CAST(x'ff' AS TEXT)"],
+)
+def test_a_damaged_row_of_a_worker_proves_nothing_and_stops_nobody(
+    queue: Queue, peer: Queue, sql: Sql, clock: ManualClock, damage: str
+) -> None:
+    claimed(queue, lease=10)
+    peer.enqueue("kind", 2)
+    sql(f"UPDATE worker SET {damage}")  # noqa: S608
+    assert peer.reap() == 0
+    other = peer.claim()
+    assert other is not None
+    assert other.job.payload == 2
+    clock.advance(10)
+    peer.extend(other)
+
+    assert peer.reap() == 1
+
+
 def test_a_worker_without_locks_is_never_believed_dead(
     queue: Queue, peer: Queue, sql: Sql, clock: ManualClock
 ) -> None:
