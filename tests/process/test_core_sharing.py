@@ -430,3 +430,78 @@ queue.enqueue("kind", 1, key="k")
         assert queue.counts()["available"] == 1
         assert queue.database.bypasses == 0
         assert queue.database.peek("PRAGMA integrity_check") == [("ok",)]
+
+
+#: operation -> (how the worker does it, the job's state and outcomes if it was committed)
+LAST_WORDS = {
+    "claim": ("queue.claim()", "available", ["crashed"]),
+    "ack": ("queue.ack(queue.claim())", "succeeded", ["succeeded"]),
+    "nack": ("queue.nack(queue.claim(), 'no')", "retryable", ["failed"]),
+    "release": ("queue.release(queue.claim())", "available", ["released"]),
+    "cancel": ("queue.claim(); queue.cancel(1)", "cancelled", ["cancelled"]),
+}
+
+
+@pytest.mark.parametrize("point", ["locked", "written", "committed"])
+@pytest.mark.parametrize("operation", LAST_WORDS)
+def test_killed_inside_an_operation_it_has_happened_whole_or_not_at_all(
+    place: Path, operation: str, point: str
+) -> None:
+    words, state, outcomes = LAST_WORDS[operation]
+    code = f"""
+import os, signal, sys
+from killproof import Queue
+from killproof.core import sync
+def hook(name):
+    if name == "{operation}.{point}":
+        os.kill(os.getpid(), signal.SIGKILL)
+queue = Queue(sys.argv[1])
+sync.hook = hook
+{words}
+"""
+    with Queue(place / "q.db", durability="process") as queue:
+        queue.enqueue("kind", 1, lease=86_400)
+        process = run(code, queue.path)
+        process.communicate(timeout=SECONDS_MAX)
+        assert process.returncode == -signal.SIGKILL
+        queue.reap()
+
+        job = queue.get(1)
+        assert job is not None
+        found = (job.state, [attempt.outcome for attempt in job.attempts])
+        undone = ("available", [] if operation == "claim" else ["crashed"])
+        assert found == ((state, outcomes) if point == "committed" else undone)
+        assert queue.database.peek("PRAGMA integrity_check") == [("ok",)]
+
+
+#: Enqueues until no file may grow any more; then the limit is lifted and it goes on.
+FULL_DISK = """
+import resource, signal, sys
+from killproof import KillproofError, Queue
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+acknowledged, errors = [], []
+with Queue(sys.argv[1]) as queue:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, resource.RLIM_INFINITY))
+    for number in range(4):
+        try:
+            acknowledged.append(queue.enqueue("kind", "x" * 900_000, key=str(number)))
+        except KillproofError as error:
+            errors.append(type(error).__name__)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    acknowledged.append(queue.enqueue("kind", 1, key="after"))
+print(acknowledged, sorted(set(errors)))
+"""
+
+
+def test_writes_that_the_disk_refuses_are_errors_of_ours_and_the_queue_goes_on(
+    place: Path,
+) -> None:
+    process = run(FULL_DISK, str(place / "q.db"))
+    out, error = process.communicate(timeout=SECONDS_MAX)
+    assert process.returncode == 0, error
+    acknowledged, _, errors = out.partition("] ")
+
+    assert errors.strip() in ("['OutcomeUnknown']", "['StorageFull']")
+    with Queue(place / "q.db") as queue:
+        assert all(queue.get(int(i)) for i in acknowledged.strip("[").split(","))
+        assert queue.database.peek("PRAGMA integrity_check") == [("ok",)]
