@@ -318,15 +318,15 @@ ORDER_AND_FORKS = (
     m(
         "R-B1: a leaver wakes who sleeps",
         "turnstile.py",
-        "            _futex(ctypes.addressof(self._word), _FUTEX_WAKE, 1, None)\n",
-        "",
+        "_FUTEX_WAKE_OP: Final = 5",
+        "_FUTEX_WAKE_OP: Final = 99",
         f"{TURNSTILE}leaver_wakes_who_sleeps",
     ),
     m(
         "R-B1: a leaver changes the number first",
         "turnstile.py",
-        "(self._word.value + 1) & 0xFFFFFFFF",
-        "self._word.value",
+        "1 << 28 | 2 << 24 | 1 << 12 | 0x800",
+        "1 << 28 | 2 << 24 | 0x800",
         f"{TURNSTILE}between_the_try_and_the_sleep",
     ),
     m(

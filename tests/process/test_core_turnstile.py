@@ -1,6 +1,5 @@
 """The turnstile between threads and processes: fair while it moves, harmless when it is stuck."""
 
-import ctypes
 import errno
 import os
 import select
@@ -149,25 +148,18 @@ class Futexes:
     """Passes the waits and wakes on to the kernel; notes how each wait ended."""
 
     def __init__(self) -> None:
-        self.library = ctypes.CDLL(None, use_errno=True)
+        self.kernel = turnstile_module._futex
         self.before_wait: Callable[[], object] = lambda: None
         self.waits: list[str] = []
 
-    def __call__(self, address: int, operation: int, number: int, limit: object) -> None:
+    def __call__(self, address: int, operation: int, number: int, *rest: object) -> int:
         waits = operation == turnstile_module._FUTEX_WAIT
         if waits:
             self.before_wait()
-        assert turnstile_module._SYS_FUTEX is not None
-        woken = self.library.syscall(
-            ctypes.c_long(turnstile_module._SYS_FUTEX),
-            ctypes.c_void_p(address),
-            operation,
-            ctypes.c_uint32(number),
-            limit,
-        )
+        code = self.kernel(address, operation, number, *rest)
         if waits:
-            code = ctypes.get_errno() if woken < 0 else 0
             self.waits.append(errno.errorcode.get(code, "woken"))
+        return code
 
 
 @pytest.fixture
@@ -225,6 +217,24 @@ def test_where_no_futex_can_be_had_a_waiter_looks_again_and_again(
     threading.Timer(0.01, holder.leave).start()
 
     assert other.enter(SECONDS_MAX)
+    holder.close()
+    other.close()
+
+
+def test_an_emptied_lock_file_costs_fairness_and_nothing_else(
+    path: str, gate: bool, futexes: Futexes
+) -> None:
+    """A store into the mapping would be a SIGBUS: whoever tidies up would kill every process."""
+    holder, other = Turnstile(path, gate=gate), Turnstile(path, gate=gate)
+    assert holder.enter(0)
+    os.truncate(f"{path}.turnstile", 0)
+    assert not other.enter(0.01)
+    assert set(futexes.waits) == {"EFAULT"}
+    holder.leave()
+
+    assert os.path.getsize(f"{path}.turnstile") == 4
+    assert other.enter(SECONDS_MAX)
+    other.leave()
     holder.close()
     other.close()
 

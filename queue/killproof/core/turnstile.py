@@ -10,7 +10,9 @@ The lock is a `flock`, so the kernel frees it when its holder dies.  But `flock`
 time limit.  So it is only ever *tried*, and the waiting is done on a futex: a number in the shared
 first bytes of the lock file, which each leaver changes before it wakes the first waiter.  A waiter
 reads the number, tries the lock, and sleeps while the number is still what it read: a leaver in
-between has changed it, so no wake-up is lost.  A holder that dies wakes nobody; waiters therefore
+between has changed it, so no wake-up is lost.  Only the kernel touches the mapped number: in a file
+that somebody has emptied, a load or store of our own would be a SIGBUS, and end every process of
+the queue; a system call answers EFAULT.  A holder that dies wakes nobody; waiters therefore
 try again every 20 ms.  Whom it waited for in vain it does not wait for again, until somebody has
 left.  (A helper thread that blocks in `flock` works as well; its two hand-overs of
 the interpreter's lock cost a quarter of the throughput at 16 workers.)
@@ -26,11 +28,14 @@ enter again without passing the gate.
 """
 
 import ctypes
+import errno
 import fcntl
 import mmap
 import os
 import platform
+import sys
 import time
+from contextlib import suppress
 from typing import Final
 
 #: How long a caller waits at most before it goes on without the turnstile.
@@ -45,7 +50,11 @@ _SYS_FUTEX: Final = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221
     platform.machine()
 )
 _FUTEX_WAIT: Final = 0
-_FUTEX_WAKE: Final = 1
+#: Change the number and wake a waiter, in one call (linux: uapi/linux/futex.h).
+_FUTEX_WAKE_OP: Final = 5
+#: FUTEX_OP(ADD, 1, LT, -2048): the number grows by one.  The comparison would wake one more; it is
+#: for a second futex, which there is not, and no count below two billions makes it true.
+_ADD_ONE: Final = 1 << 28 | 2 << 24 | 1 << 12 | 0x800
 
 
 class Turnstile:
@@ -119,8 +128,11 @@ class _Lock:
 
     def take(self, deadline_ns: int) -> bool:
         """Take the lock, waiting until the deadline at most."""
+        if self.try_take():  # The number is for who has to wait.
+            self._given_up = None
+            return True
         while True:
-            seen = 0 if self._word is None else self._word.value  # Before the try: see the module.
+            seen = self._number()  # Before the try: see the module.
             if self.try_take():
                 self._given_up = None
                 return True
@@ -133,23 +145,29 @@ class _Lock:
     def give(self) -> None:
         """Free the lock and wake the first that waits for it."""
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
-        if self._word is not None:
-            # Two leavers may write the same number: it differs from what their waiters have read.
-            self._word.value = (self._word.value + 1) & 0xFFFFFFFF
-            _futex(ctypes.addressof(self._word), _FUTEX_WAKE, 1, None)
+        if self._word is not None and _add_and_wake(ctypes.addressof(self._word)) == errno.EFAULT:
+            with suppress(OSError):  # Somebody has emptied the file: fairness comes back with this.
+                os.pwrite(self._descriptor, bytes(4), 0)
 
     def close(self) -> None:
         """Close the descriptor."""
         self._word = None
         close_quietly(self._descriptor)
 
+    def _number(self) -> int:
+        """Read the number; 0 where there is none."""
+        if self._word is None:
+            return 0
+        return int.from_bytes(os.pread(self._descriptor, 4, 0), sys.byteorder)
+
     def _sleep(self, seen: int, seconds: float) -> None:
         """Sleep until somebody leaves; where there is no futex, for a millisecond."""
         if self._word is None:
             time.sleep(min(seconds, 0.001))
             return
-        limit = _Timespec(0, round(seconds * 1e9))
-        _futex(ctypes.addressof(self._word), _FUTEX_WAIT, seen, ctypes.byref(limit))
+        limit = ctypes.byref(_Timespec(0, round(seconds * 1e9)))
+        if _futex(ctypes.addressof(self._word), _FUTEX_WAIT, seen, limit) == errno.EFAULT:
+            time.sleep(min(seconds, 0.001))
 
 
 class _Timespec(ctypes.Structure):
@@ -170,19 +188,26 @@ def _shared_word(descriptor: int, size: int) -> ctypes.c_uint32 | None:
         return None
 
 
-def _futex(address: int, operation: int, number: int, limit: object) -> None:
-    """Wait or wake; why it returned is of no interest, the caller looks again."""
+def _futex(address: int, operation: int, number: int, *rest: object) -> int:
+    """Wait or wake; return the number of the error, or 0: the caller looks again in any case."""
     assert _SYS_FUTEX is not None
-    _libc.syscall(
+    done: int = _libc.syscall(
         ctypes.c_long(_SYS_FUTEX),
         ctypes.c_void_p(address),
         operation,
         ctypes.c_uint32(number),
-        limit,
+        *rest,
     )
+    return ctypes.get_errno() if done < 0 else 0
 
 
-_libc = ctypes.CDLL(None)
+def _add_and_wake(address: int) -> int:
+    """Let the kernel add one to the number and wake the first waiter; return the error's number."""
+    again = ctypes.c_void_p(address)
+    return _futex(address, _FUTEX_WAKE_OP, 1, ctypes.c_long(0), again, ctypes.c_uint32(_ADD_ONE))
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def open_lock_file(path: str) -> int:
