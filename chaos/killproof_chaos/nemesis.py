@@ -96,6 +96,7 @@ class Nemesis:
         self._locks: dict[str, Process] = {}
         self._working_since: dict[int, int] = {}
         self._killed_ns = 0
+        self._spared = False  # Somebody was killed while a peer was idle.
         self._lock_freed_ns = 0
         self.healed = False
         self.hits = {"kill": 0, "pause": 0, "term": 0, "lock": 0}
@@ -190,7 +191,9 @@ class Nemesis:
         now = time.monotonic_ns()
         process.state = "stopped"
         held = self._holds_write_lock(process.pid)
-        leased = not (phase.startswith(WITHOUT_LEASE) or phase in WITHOUT_LEASE_YET)
+        # Who holds the write lock cannot lose its lease: nobody else can write that down. Its stop
+        # is everybody's, so it is short; the foreign program's is the long one.
+        leased = not (held or phase.startswith(WITHOUT_LEASE) or phase in WITHOUT_LEASE_YET)
         length_ms = self._lease_ms + PAUSE_BEYOND_LEASE_MS if leased else PAUSE_SHORT_MS
         record = {
             "t": now,
@@ -322,6 +325,7 @@ class Nemesis:
             busy = [p for p in victims if calm and phases[p].startswith("handler.")]
             if not busy:
                 return False
+            self._spared = True
         if not busy and (not victims or waited_ms < BUSY_WAIT_MS):
             return False
         choice = busy or victims
@@ -361,9 +365,13 @@ class Nemesis:
 
     def _drive_idleness(self, elapsed_ms: int) -> None:
         """Hold the producers back while a fault waits in vain for a worker without work."""
-        waiting = list(self._aims.get(IDLE, ())) + [f for f in self._random if f.spare]
+        waiting = list(self._aims.get(IDLE, ()))
+        if not self._spared:
+            waiting += [fault for fault in self._random if fault.spare]
         late = any(elapsed_ms - fault.at_ms > IDLE_WAIT_MS for fault in waiting)
-        self._board.hold(late and not self.healed and not self._idle())
+        # While the write lock is held nobody gets idle, and less to do would not help.
+        stalled = bool(self._locks) or any(pause.holds_lock for pause in self._pauses)
+        self._board.hold(late and not stalled and not self.healed and not self._idle())
 
     def _end_pauses(self) -> None:
         now = time.monotonic_ns()
