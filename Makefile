@@ -6,10 +6,11 @@ PYTHONS ?= 3.11 3.12 3.13
 PAGES = README.md $(shell find docs -name '*.md')
 
 .DEFAULT_GOAL := help
-.PHONY: help install check check-all lint format types imports cog cog-check test quick report clean
+.PHONY: help install check check-all lint format types imports cog cog-check test quick mutations \
+    report report-chaos report-contention clean
 
 help: ## List the targets.
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: ## Make the environment with all development tools.
 	test -x $(BIN)/python || python3 -m venv $(VENV)
@@ -54,8 +55,22 @@ test: ## The whole suite, documents included.
 quick: ## What needs no processes: seconds.
 	$(BIN)/pytest tests/unit tests/checkers tests/test_tidy.py
 
-report: ## Run the harness and the contention bench for real, and write reports/.
-	$(BIN)/python reports/make.py
+mutations: ## Take the core's guards away, one at a time, and see tests go red: minutes.
+	$(BIN)/python tests/mutations.py
+
+report: report-chaos report-contention ## Make reports/ anew from real runs (minutes).
+
+report-chaos: ## The harness on the queue: reports/chaos-proc.md and .html.
+	rm -rf killproof-store/report
+	$(BIN)/killproof chaos run --store killproof-store/report
+	$(BIN)/python -c 'import sys; from pathlib import Path; \
+	    from killproof_chaos.report import write_markdown; \
+	    write_markdown(Path(sys.argv[1]), Path(sys.argv[2]))' \
+	    killproof-store/report reports/chaos-proc.md
+	$(MAKE) --no-print-directory cog
+
+report-contention: ## The queue beside a plain reference: reports/contention.md.
+	$(BIN)/killproof bench claim --rows 1000000 --stopped --report reports/contention.md
 
 clean: ## Remove what tools have left.
 	rm -rf .ci-venv .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

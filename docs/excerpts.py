@@ -57,6 +57,8 @@ def excerpt(path: str, *names: str) -> str:
     """
     lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
     found = definitions(path)
+    if missing := [name for name in names if name not in found]:
+        raise KeyError(f"{path} defines no {', '.join(missing)}")
     blocks = [
         textwrap.dedent(
             "\n".join(
@@ -74,9 +76,9 @@ def quoted(page: str) -> dict[str, set[int]]:
     """Return, for each file, the numbers of the lines that the page's excerpts show."""
     shown: dict[str, set[int]] = {}
     for path, names in re.findall(r'excerpt\("([^"]+)",\s*([^)]*)\)', page):
-        found = definitions(path)
-        for name in re.findall(r'"([^"]+)"', names):
-            shown.setdefault(path, set()).update(span(found[name]))
+        for name, node in definitions(path).items():
+            if f'"{name}"' in names:
+                shown.setdefault(path, set()).update(span(node))
     return shown
 
 

@@ -37,7 +37,7 @@ CORE = ROOT / "queue/killproof/core"
 
 COLUMNS_MAX = 100
 FUNCTION_LINES_MAX = 70  # A function that does not fit a screen hides its own shape.
-CORE_LINES_MAX = 1_900  # The core is a 30-minute read; raising this is an entry in decisions.md.
+CORE_LINES_MAX = 2_000  # The core is a 30-minute read; raising this is an entry in decisions.md.
 TEST_NAME_WORDS_MIN = 4
 BLOB_BYTES_MAX = 2 * 1024 * 1024
 
@@ -525,6 +525,24 @@ def test_the_contract_names_the_cause_of_every_edge_of_the_state_machine() -> No
     }
 
 
+def misnumbered_decisions(text: str) -> list[str]:
+    """Return the headings that are out of order, and those of entries over 15 lines."""
+    entries = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
+    return [
+        entry.splitlines()[0]
+        for number, entry in enumerate(entries, 1)
+        if not entry.startswith(f"{number}. ") or len(entry.strip().splitlines()) > 15
+    ]
+
+
+def test_decisions_are_numbered_in_order_and_at_most_fifteen_lines_long() -> None:
+    text = (ROOT / "docs/decisions.md").read_text(encoding="utf-8")
+
+    assert misnumbered_decisions(text) == []
+    assert misnumbered_decisions("# D\n\n## 1. A\n\nx\n\n## 3. B\n") == ["3. B"]
+    assert misnumbered_decisions("## 1. A\n" + "x\n" * 15) == ["1. A"]
+
+
 EXAMPLES = [
     path.relative_to(ROOT).as_posix()
     for root in SOURCE_ROOTS
@@ -557,7 +575,7 @@ def cog_check(page: Path) -> int:
     return subprocess.run(command, cwd=ROOT, capture_output=True).returncode
 
 
-@pytest.mark.parametrize("page", ["docs/semantics.md", "docs/walkthrough.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/semantics.md", "docs/walkthrough.md"])
 def test_the_generated_parts_of_a_page_are_current(tmp_path: Path, page: str) -> None:
     stale = tmp_path / "stale.md"
     text = (ROOT / page).read_text(encoding="utf-8")
@@ -597,6 +615,10 @@ VIOLATIONS = {
     "The judge does not import the accused": (
         "chaos/killproof_evidence/__init__.py",
         "import killproof",
+    ),
+    "What stands above the core leaves SQLite to it; the file doctor looks at files": (
+        "queue/killproof/handlers.py",
+        "import sqlite3",
     ),
 }
 

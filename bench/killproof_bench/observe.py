@@ -35,25 +35,28 @@ def watch(database: Path) -> LockWatch:
     shm = Path(f"{database}-shm")
     descriptor = os.open(shm, os.O_RDONLY | os.O_CLOEXEC)
     shm_inode = os.fstat(descriptor).st_ino
-    samples = held = waiting = wal_bytes = behind = 0
+    samples = held = turnstile = wal_bytes = behind = 0
+    first_salt: int | None = None
     with mmap.mmap(descriptor, 4096, prot=mmap.PROT_READ) as index:
         os.close(descriptor)
-        first_salt = _salt(index)
         while not select.select([sys.stdin], [], [], INTERVAL_SECONDS)[0]:
             locks = read_locks(Path("/proc/locks").read_text(), shm_inode, _turnstile(database))
             samples += 1
             held += locks.write_lock_held
-            waiting += locks.turnstile_waiting
+            turnstile += locks.turnstile_held
             with contextlib.suppress(FileNotFoundError):
                 wal_bytes = max(wal_bytes, os.stat(f"{database}-wal").st_size)
             (frames,) = struct.unpack_from("=I", index, _FRAMES_OFFSET)
             (backfilled,) = struct.unpack_from("=I", index, _BACKFILLED_OFFSET)
             behind = max(behind, frames - backfilled)
-        restarts = (_salt(index) - first_salt) % 2**32
+            if first_salt is None and frames:
+                # The first write to an empty log draws the salt at random.
+                first_salt = _salt(index)
+        restarts = 0 if first_salt is None else (_salt(index) - first_salt) % 2**32
     return LockWatch(
         samples=samples,
         write_lock_held=held / samples if samples else None,
-        turnstile_waiting=waiting / samples if samples else None,
+        turnstile_held=turnstile / samples if samples else None,
         wal_bytes_max=wal_bytes,
         frames_behind_max=behind,
         restarts=restarts,
@@ -65,26 +68,27 @@ class Locks:
     """One look at /proc/locks."""
 
     write_lock_held: bool
-    turnstile_waiting: int
+    turnstile_held: bool
 
 
 def read_locks(text: str, shm_inode: int, turnstile_inode: int | None) -> Locks:
-    """Find SQLite's write lock and the turnstile's queue in the text of /proc/locks.
+    """Find SQLite's write lock and the turnstile in the text of /proc/locks.
 
     Inodes alone are compared: on overlay file systems the device of a lock differs from stat's.
-    A process that waits in the kernel has a line of its own, marked with an arrow.
+    A process that waits in the kernel has a line marked with an arrow: it holds nothing.
     """
-    held, waiting = False, 0
+    held = turnstile = False
     for line in text.splitlines():
         fields = line.split()
-        blocked = fields[1] == "->"
-        kind, access, _pid, file, start = [fields[i + blocked] for i in (1, 3, 4, 5, 6)]
+        if fields[1] == "->":
+            continue
+        kind, access, file, start = fields[1], fields[3], fields[5], fields[6]
         inode = int(file.rpartition(":")[2])
         if (inode, kind, access, start) == (shm_inode, "POSIX", "WRITE", str(WRITE_LOCK_BYTE)):
-            held = held or not blocked
-        elif inode == turnstile_inode and kind == "FLOCK" and blocked:
-            waiting += 1
-    return Locks(write_lock_held=held, turnstile_waiting=waiting)
+            held = True
+        elif (inode, kind) == (turnstile_inode, "FLOCK"):
+            turnstile = True
+    return Locks(write_lock_held=held, turnstile_held=turnstile)
 
 
 def _turnstile(database: Path) -> int | None:

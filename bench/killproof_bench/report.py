@@ -12,11 +12,14 @@ from killproof_bench.result import (
     ARMS,
     BenchResult,
     Cell,
+    Correctness,
     Figure,
     Ratio,
     RowsResult,
     StoppedResult,
 )
+
+TITLE = "Contention: killproof beside its own statements under SQLite's busy handler"
 
 #: What the comparison is asked to show at the largest number of workers; printed, never asserted.
 FAIRNESS_GOAL = 0.7
@@ -38,7 +41,7 @@ def sentence(cells: Sequence[Cell], ratios: Sequence[Ratio], durability: str) ->
     if broken:
         first = broken[0]
         return (
-            f"The figures are void: {first.arm} with {first.workers} workers "
+            f"The figures {_fate(first.correctness)}: {first.arm} with {_workers(first.workers)}: "
             f"{'; '.join(first.correctness.because[:2]) or 'gave no evidence'}."
         )
     jobs = sum(cell.correctness.jobs for cell in cells)
@@ -53,10 +56,18 @@ def sentence(cells: Sequence[Cell], ratios: Sequence[Ratio], durability: str) ->
         else f"p99.9 {number(ours.p999_ms.value)} ms, 1/{1 / last.p999:.1f} of the reference's"
     )
     return (
-        f"{last.workers} workers at {durability}: {number(ours.jobs_per_s.value)} jobs/s"
+        f"{_workers(last.workers)} at {durability}: {number(ours.jobs_per_s.value)} jobs/s"
         f"{throughput}; {tail}; fewest/most {last.fewest_over_most:.2f} against "
         f"{last.fewest_over_most_reference:.2f}; each of {jobs:,} jobs was done exactly once."
     )
+
+
+def _fate(correctness: Correctness) -> str:
+    return "are void" if correctness.verdict == "violated" else "prove nothing"
+
+
+def _workers(count: int) -> str:
+    return f"{count} worker{'' if count == 1 else 's'}"
 
 
 def terminal(result: BenchResult) -> str:
@@ -69,22 +80,23 @@ def terminal(result: BenchResult) -> str:
     if result.cells:
         parts.append(plain_table(*figures(result.cells)))
         parts.append(picture(result.cells))
-        parts.append("\n".join(f"{name}: {value}" for name, value in card_lines(result.cells[-1])))
+        parts.append("\n".join(plain_card(result.cells)))
     if result.rows is not None:
-        parts.append(rows_sentence(result.rows) + "\n" + plain_table(*rows_table(result.rows)))
+        parts += [rows_sentence(result.rows), plain_table(*rows_table(result.rows))]
     if result.stopped is not None:
-        parts.append(stopped_sentence(result.stopped))
+        parts += [stopped_sentence(result.stopped), plain_table(*stopped_table(result.stopped))]
     parts.append(noise_sentence(result))
-    return "\n\n".join(parts)
+    # A run of one part alone has that part's sentence at its head already.
+    return "\n\n".join(dict.fromkeys(parts))
 
 
 def contention(result: BenchResult) -> str:
     """Return the whole Markdown report."""
     environment = result.environment
     parts = [
-        "# Contention: killproof beside its own statements under SQLite's busy handler",
+        f"# {TITLE}",
         result.sentence,
-        f"Command: `{result.command}`\n",
+        f"Command: `{result.command}`",
         markdown_table(
             ("", ""),
             [
@@ -92,20 +104,19 @@ def contention(result: BenchResult) -> str:
                 ("started", result.started),
                 ("machine", environment.get("machine", "unknown")),
                 *((name, text) for name, text in environment.items() if name != "machine"),
-                ("rounds", f"{result.rounds_planned} of each arm at each number of workers"),
-                (
-                    "each round",
-                    f"{result.warmup_seconds:g} s warm-up, {result.seconds:g} s measured",
-                ),
+                *(_rounds_lines(result) if result.cells else ()),
                 ("noise", noise_sentence(result)),
             ],
         ),
     ]
     if result.interrupted:
         parts.append("**The run was interrupted: only rounds that had ended are counted.**")
+    if reached := goals(result):
+        parts += ["## Goals", markdown_table(("goal", "measured", "met"), reached)]
     if result.cells:
         parts += _contention_parts(result)
     if result.rows is not None:
+        hidden = ", where no sync hides the cost" if result.rows.durability == "process" else ""
         parts += [
             "## Claim cost with many rows",
             rows_sentence(result.rows),
@@ -118,8 +129,7 @@ def contention(result: BenchResult) -> str:
             "Steps are those of SQLite's virtual machine, counted by its progress handler at every "
             "step.\n"
             f"Times are medians of {result.rows.calls:,} calls at durability "
-            f"`{result.rows.durability}`, where no sync hides the cost, the two files taking turns "
-            "call by call.",
+            f"`{result.rows.durability}`{hidden}, the two files taking turns call by call.",
         ]
     if result.stopped is not None:
         parts += [
@@ -131,10 +141,15 @@ def contention(result: BenchResult) -> str:
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
+def _rounds_lines(result: BenchResult) -> list[tuple[str, str]]:
+    return [
+        ("rounds", f"{result.rounds_planned} of each arm at each number of workers"),
+        ("each round", f"{result.warmup_seconds:g} s warm-up, {result.seconds:g} s measured"),
+    ]
+
+
 def _contention_parts(result: BenchResult) -> list[str]:
     return [
-        "## Goals",
-        markdown_table(("goal", "measured", "met"), goals(result)),
         "## Figures",
         markdown_table(*figures(result.cells)),
         "In brackets: 95% interval. "
@@ -189,7 +204,7 @@ def ratio_line(ratio: Ratio) -> str:
     tail = "n/a" if ratio.p999 is None else f"{ratio.p999:.3f}"
     throughput = "n/a" if ratio.throughput is None else f"{ratio.throughput:.2f}"
     return (
-        f"{ratio.workers} workers: fewest/most {ratio.fewest_over_most:.2f} "
+        f"{_workers(ratio.workers)}: fewest/most {ratio.fewest_over_most:.2f} "
         f"(reference {ratio.fewest_over_most_reference:.2f}), p99.9 ratio {tail}, "
         f"throughput ratio {throughput}"
     )
@@ -289,7 +304,7 @@ def locks_table(cells: Sequence[Cell]) -> Table:
         "workers",
         "arm",
         "write lock held",
-        "waiting at the turnstile",
+        "turnstile held",
         "WAL MiB, most",
         "frames behind, most",
         "checkpoints",
@@ -298,13 +313,13 @@ def locks_table(cells: Sequence[Cell]) -> Table:
     for cell in cells:
         watches = [a_round.watch for a_round in cell.rounds]
         held = [w.write_lock_held for w in watches if w.write_lock_held is not None]
-        waiting = [w.turnstile_waiting for w in watches if w.turnstile_waiting is not None]
+        turnstile = [w.turnstile_held for w in watches if w.turnstile_held is not None]
         lines.append(
             (
                 str(cell.workers),
                 cell.arm,
                 f"{max(held):.0%}" if held else "n/a",
-                f"{max(waiting):.1f}" if waiting else "n/a",
+                f"{max(turnstile):.0%}" if turnstile else "n/a",
                 f"{max(w.wal_bytes_max for w in watches) / 2**20:.1f}",
                 f"{max(w.frames_behind_max for w in watches):,}",
                 f"{sum(w.restarts for w in watches):,}",
@@ -360,6 +375,14 @@ def card_rows(cells: Sequence[Cell]) -> list[tuple[str, ...]]:
     return [(name, *(_joined(name, cards[arm]) for arm in ARMS)) for name in names]
 
 
+def plain_card(cells: Sequence[Cell]) -> list[str]:
+    """Return the claim cards as lines for a terminal; a condition that both arms share once."""
+    return [
+        f"{name}: {ours}" if ours == reference else f"{name}: {ours} | reference: {reference}"
+        for name, ours, reference in card_rows(cells)
+    ]
+
+
 def _joined(name: str, cards: Sequence[tuple[int, dict[str, str]]]) -> str:
     values = [(workers, card[name]) for workers, card in cards]
     if len({value for _, value in values}) <= 1:
@@ -398,7 +421,8 @@ def rows_table(rows: RowsResult) -> Table:
 def stopped_sentence(stopped: StoppedResult) -> str:
     """Say what a stopped holder costs."""
     if stopped.correctness.verdict != "pass":
-        return f"The figures are void: {'; '.join(stopped.correctness.because[:2])}."
+        reasons = "; ".join(stopped.correctness.because[:2])
+        return f"The figures {_fate(stopped.correctness)}: {reasons}."
     return (
         f"One of {stopped.workers} workers, stopped while it holds the turnstile, costs the others "
         f"{_percent(stopped.loss)} of their throughput after the first "
@@ -407,12 +431,16 @@ def stopped_sentence(stopped: StoppedResult) -> str:
 
 
 def stopped_table(stopped: StoppedResult) -> Table:
-    """Return every window."""
-    head = ("window", "stopped holding nothing, jobs/s", "stopped holding the turnstile, jobs/s")
-    pairs = zip(stopped.undisturbed, stopped.holding, strict=True)
+    """Return the others' throughput in every window."""
+    head = (
+        "pair of windows",
+        "all running, jobs/s",
+        "one stopped, holding nothing",
+        "one stopped, holding the turnstile",
+    )
+    lines = zip(stopped.running, stopped.undisturbed, stopped.holding, strict=True)
     return head, [
-        (str(position + 1), number(free), number(holding))
-        for position, (free, holding) in enumerate(pairs)
+        (str(position + 1), *(number(rate) for rate in line)) for position, line in enumerate(lines)
     ]
 
 

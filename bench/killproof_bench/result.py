@@ -46,7 +46,7 @@ class LockWatch:
 
     samples: int
     write_lock_held: float | None  #: Share of the samples in which SQLite's write lock was held.
-    turnstile_waiting: float | None  #: Mean number of workers queued at the turnstile.
+    turnstile_held: float | None  #: Share of the samples in which somebody held the turnstile.
     wal_bytes_max: int
     frames_behind_max: int  #: Most WAL frames not yet copied into the database.
     restarts: int  #: WAL restarts; each follows one complete checkpoint, and none is missed.
@@ -178,10 +178,9 @@ class StoppedResult:
     durability: str
     window_seconds: float
     settle_seconds: float
-    undisturbed: tuple[
-        float, ...
-    ]  #: Jobs/s of the others, the last worker stopped holding nothing.
-    holding: tuple[float, ...]  #: Jobs/s of the others, it stopped holding the turnstile.
+    running: tuple[float, ...]  #: Jobs/s of the others while all run, for orientation.
+    undisturbed: tuple[float, ...]  #: The same, the last worker stopped holding nothing.
+    holding: tuple[float, ...]  #: The same, the last worker stopped holding the turnstile.
     loss: Figure  #: 1 - holding / undisturbed.
     wal_bytes_max: int
     correctness: Correctness

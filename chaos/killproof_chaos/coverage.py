@@ -6,7 +6,7 @@ something rare that must have happened at least once. A missed one makes the ver
 a campaign that never stopped a worker inside an ack has not shown that this is harmless.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from killproof_chaos.engines.roles import REPEATS
@@ -19,6 +19,7 @@ KILLS: Final = frozenset({"kill", "producer-kill"})
 REFUSABLE: Final = frozenset({"ack", "nack", "extend", "release", "snooze"})
 
 REDELIVERED: Final = "a job whose worker was killed was delivered again"
+SPARED: Final = "a worker with a job was killed while a peer was idle"
 RECOVERED: Final = "the file was recovered from a log that was not empty"
 EXPIRED: Final = "a lease ran out under a stopped worker"
 REFUSED: Final = "a stale outcome was refused"
@@ -32,9 +33,18 @@ WAITED: Final = "an operation waited for a foreign program's write lock"
 OUTLASTED: Final = "a foreign program held the write lock for longer than a lease"
 REPEATED: Final = "the HTTP sink was asked again for a key that it had applied"
 
+#: Where nobody gets without a nemesis: no handler fails by itself, no worker stops by itself.
+REACHED_BY: Final = (("nack.", "handler"), ("release.", "term"), ("worker.stop", "term"))
+
+#: What every run owes: without it the evidence is not all there.
+ENDED: Final = "the run came to its end"
+RESTED: Final = "the queue came to rest after the faults"
+EXPLAINED: Final = "the end of every process is explained"
+
 #: Each sometimes, and the nemeses that must all have been chosen for it to be obliged.
 SOMETIMES: Final = (
     (REDELIVERED, ("kill",)),
+    (SPARED, ("kill",)),
     (RECOVERED, ("kill",)),
     (EXPIRED, ("pause",)),
     (REFUSED, ("pause",)),
@@ -56,20 +66,36 @@ def phases_of(target: Target) -> tuple[str, ...]:
     return tuple(phase for phase in PHASES if phase in points)
 
 
+def aims(target: Target, options: Options) -> tuple[str, ...]:
+    """Return the phases that can be reached, and so are aimed at, with the chosen nemeses."""
+    return tuple(
+        phase
+        for phase in phases_of(target)
+        if all(
+            nemesis in options.nemeses for start, nemesis in REACHED_BY if phase.startswith(start)
+        )
+    )
+
+
 def obliged(target: Target, options: Options) -> list[str]:
     """Return what the run must hit; a pure function of what is known before it."""
     cells = [
         f"{nemesis}@{phase}"
         for nemesis in ("kill", "pause")
         if nemesis in options.nemeses
-        for phase in phases_of(target)
+        for phase in aims(target, options)
     ]
     sometimes = [
         sentence
         for sentence, nemeses in SOMETIMES
         if set(nemeses) <= set(options.nemeses) and _can_show(target, sentence)
     ]
-    return cells + sometimes
+    counts = [
+        f"{count} {name}s that hit"
+        for name, count in (("kill", options.kills), ("pause", options.pauses))
+        if name in options.nemeses
+    ]
+    return [ENDED, RESTED, EXPLAINED, *counts, *cells, *sometimes]
 
 
 def _can_show(target: Target, sentence: str) -> bool:
@@ -77,19 +103,34 @@ def _can_show(target: Target, sentence: str) -> bool:
     points: frozenset[str] = getattr(target, "sync_points", frozenset())
     if sentence == RELEASED:
         return any(point.startswith("release.") for point in points)
-    if sentence in {REFUSED, WAITED}:
+    if sentence in {REFUSED, WAITED, SPARED, STOPPED}:
         return bool(points)  # A worker in another language keeps no history.
     if sentence in {EXPIRED, REDELIVERED, DEAD}:
         return target.audit is not None
+    if sentence in {OUTLASTED, RECOVERED}:
+        return hasattr(target, "database")  # It says which file is the database.
     return True
 
 
-def hit(store: Store) -> list[str]:
-    """Return every cell and every sometimes that the records of the run show."""
+def hit(store: Store, options: Options, run: Mapping[str, Any]) -> list[str]:
+    """Return every obligation that the records of the run show to have been met."""
     faults = [record for _, record in store.read(store.nemesis) if record is not None]
-    found = {f"{_nemesis(fault)}@{fault['phase']}" for fault in faults if fault.get("phase")}
+    cells = {f"{_nemesis(fault)}@{fault['phase']}" for fault in faults if fault.get("phase")}
     facts = _Facts(store, faults)
-    return sorted(found) + [sentence for sentence, shown in SHOWN if shown(facts)]
+    counts = []
+    for name, count in (("kill", options.kills), ("pause", options.pauses)):
+        if 0 < count <= sum(fault["hit"] for fault in faults if _nemesis(fault) == name):
+            counts.append(f"{count} {name}s that hit")
+    whole = [
+        sentence
+        for sentence, met in (
+            (ENDED, not run["interrupted"]),
+            (RESTED, run["drained"]),
+            (EXPLAINED, not run["problems"]),
+        )
+        if met
+    ]
+    return whole + counts + sorted(cells) + [sentence for sentence, shown in SHOWN if shown(facts)]
 
 
 def _nemesis(fault: dict[str, Any]) -> str:
@@ -155,20 +196,31 @@ def _hung(facts: _Facts) -> bool:
 
 
 def _waited(facts: _Facts) -> bool:
-    """Some operation began before a foreign program gave the lock back, and ended after."""
+    """Some operation was under way while a foreign program held the lock, and outlived that."""
+    died = {fault["pid"]: fault["t"] for fault in facts.of(*KILLS)}
+    spans: list[tuple[int, int]] = []
     begun: dict[tuple[int, int], int] = {}
-    spans = []
     for record in facts.history:
         key = (record["pid"], record["n"])
         if record["type"] == "invoke":
             begun[key] = record["t"]
         elif key in begun:
-            spans.append((begun[key], record["t"]))
+            spans.append((begun.pop(key), record["t"]))
+    # What was never completed ended with its process.
+    spans += [(t, died[pid]) for (pid, _), t in begun.items() if pid in died]
     return any(start < lock["t_end"] <= end for lock in facts.of("lock") for start, end in spans)
+
+
+def _spared(facts: _Facts) -> bool:
+    """Some worker was killed in a handler while another had nothing to do."""
+    return any(
+        fault["idle_peers"] and fault["phase"].startswith("handler.") for fault in facts.of("kill")
+    )
 
 
 SHOWN: Final[tuple[tuple[str, Callable[[_Facts], bool]], ...]] = (
     (REDELIVERED, lambda f: f.taken_back(x["pid"] for x in f.of("kill"))),
+    (SPARED, _spared),
     (RECOVERED, lambda f: any(x["wal_bytes"] > 0 for x in f.of("kill-all"))),
     (EXPIRED, lambda f: f.taken_back(x["pid"] for x in f.of("pause"))),
     (REFUSED, lambda f: any(r["f"] in REFUSABLE and r["type"] == "fail" for r in f.history)),

@@ -40,6 +40,11 @@ def ready() -> None:
         _board.ready(_slot, os.getpid())
 
 
+def is_held() -> bool:
+    """Say whether the supervisor wants producers to hold back."""
+    return _board is not None and _board.is_held()
+
+
 def progress() -> int:
     """Return how many operations this producer, or the one before it, had begun."""
     return _board.progress(_slot) if _board is not None else 0

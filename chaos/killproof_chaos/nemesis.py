@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from killproof_chaos.engines.crew import Crew, Process, wait_for_kernel_state
 from killproof_chaos.engines.roles import read_whole
-from killproof_chaos.phases import IDLE
+from killproof_chaos.phases import IDLE, LOCKED
 from killproof_chaos.plan import Fault
 from killproof_evidence.effect import EXIT_STATUS
 from killproof_evidence.records import RecordWriter
@@ -33,6 +33,14 @@ WITHOUT_LEASE: Final = ("enqueue.", "cancel.", "reap.", "promote.", "worker.", "
 WITHOUT_LEASE_YET: Final = frozenset({"claim.begin", "claim.locked", "claim.written"})
 #: A random fault waits at most so long for a busy victim, and then takes an idle one.
 BUSY_WAIT_MS: Final = 150
+#: A kill that wants an idle peer waits for the next lull, and not for ever.
+SPARE_WAIT_MS: Final = 4_000
+#: Such a kill has a moment to itself: the peer that takes over must not be struck as well.
+SPARE_CALM_NS: Final = 60_000_000
+#: Between two stops that hold the write lock everybody gets a turn: else it is one long stop.
+LOCK_CALM_NS: Final = 150_000_000
+#: A busy queue has no lull of its own: the producers make one after so long.
+IDLE_WAIT_MS: Final = 1_500
 #: A worker that has worked so long on one job will still hold it when the grace time is over.
 LONG_WORK_NS: Final = 120_000_000
 #: Byte 120 of the -shm file is the lock of SQLite's one writer (WAL_WRITE_LOCK, wal.c).
@@ -59,6 +67,7 @@ class Nemesis:
         faults: Sequence[Fault],
         *,
         database: Path,
+        wire: Path,
         lease_ms: int,
         blind: bool,
     ) -> None:
@@ -69,6 +78,7 @@ class Nemesis:
             log: the nemesis log.
             faults: as planned.
             database: only looked at through the kernel.
+            wire: where the foreign program says when it had the lock.
             lease_ms: how long a pause must be to outlive a lease.
             blind: the target has no sync points, so that every living process counts as hit.
         """
@@ -77,14 +87,17 @@ class Nemesis:
         self._log = log
         self._planned = deque(faults)
         self._database = database
+        self._wire = wire
         self._lease_ms = lease_ms
         self._blind = blind
         self._aims: dict[str, deque[Fault]] = {}
-        self._random: deque[Fault] = deque()
+        self._random: list[Fault] = []
         self._pauses: list[Pause] = []
         self._locks: dict[str, Process] = {}
         self._working_since: dict[int, int] = {}
-        self._driven_ns = 0
+        self._killed_ns = 0
+        self._spared = False  # Somebody was killed while a peer was idle.
+        self._lock_freed_ns = 0
         self.healed = False
         self.hits = {"kill": 0, "pause": 0, "term": 0, "lock": 0}
         self.cells: set[str] = set()
@@ -107,8 +120,10 @@ class Nemesis:
             self._admit(self._planned.popleft())
         self._serve_arrivals()
         self._drive_stops()
-        while self._random and self._strike_at_random(self._random[0], elapsed_ms):
-            self._random.popleft()
+        self._drive_idleness(elapsed_ms)
+        self._random = [
+            fault for fault in self._random if not self._strike_at_random(fault, elapsed_ms)
+        ]
 
     def heal(self) -> None:
         """Make no more faults: let everybody go on, and say so in the log."""
@@ -120,6 +135,7 @@ class Nemesis:
         for pause in list(self._pauses):
             self._resume(pause)
         self.healed = True
+        self._board.hold(False)
         self._write({"t": time.monotonic_ns(), "fault": "heal"})
 
     def on_end(self, process: Process) -> bool:
@@ -127,25 +143,27 @@ class Nemesis:
         assert process.status is not None
         self._working_since.pop(process.slot, None)
         for pause in [p for p in self._pauses if p.process is process]:
-            self._pauses.remove(pause)  # It was killed while it stood still.
+            # It was killed while it stood still: nobody has seen it go on, so it does not count.
+            self._pauses.remove(pause)
+            self._write_pause(pause, hit=False)
         status = process.status
         if process.doom:
             killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-            if killed:
+            if killed:  # Otherwise it ended by itself a moment before.
                 self._count("kill", process.doom)
                 self._write(process.doom)
-            elif process.told_stop_ns == 0:
-                return self._explains_itself(process, status)
-            return True
-        if process.told_stop_ns:
-            return os.WIFEXITED(status)
+                return True
+        if process.told_stop_ns and os.WIFEXITED(status):
+            return True  # Whether in time and in order, says P21.
+        if process.role == "producer" and status == 0:
+            return True  # It has done all of its list.
         return self._explains_itself(process, status)
 
     # --- Each fault.
 
     def kill(self, process: Process, phase: str) -> bool:
         """SIGKILL; it counts when the wait status has said so."""
-        assert process.state in ("running", "stopped"), process.state
+        assert process.state in ("starting", "running", "stopped"), process.state
         assert not process.doom
         process.doom = {
             "t": time.monotonic_ns(),
@@ -154,13 +172,14 @@ class Nemesis:
             "process": process.name,
             "phase": phase,
             "hit": self._is_hit(phase),
-            "idle_peers": self._idle_peers(process),
+            "idle_peers": [peer for peer in self._idle() if peer != process.name],
             "wal_bytes": self._wal_bytes(),
         }
         if not process.send(signal.SIGKILL):
             process.doom = {}
             return False
         process.state = "dying"
+        self._killed_ns = time.monotonic_ns()
         return True
 
     def pause(self, process: Process, phase: str) -> bool:
@@ -172,7 +191,9 @@ class Nemesis:
         now = time.monotonic_ns()
         process.state = "stopped"
         held = self._holds_write_lock(process.pid)
-        leased = not (phase.startswith(WITHOUT_LEASE) or phase in WITHOUT_LEASE_YET)
+        # Who holds the write lock cannot lose its lease: nobody else can write that down. Its stop
+        # is everybody's, so it is short; the foreign program's is the long one.
+        leased = not (held or phase.startswith(WITHOUT_LEASE) or phase in WITHOUT_LEASE_YET)
         length_ms = self._lease_ms + PAUSE_BEYOND_LEASE_MS if leased else PAUSE_SHORT_MS
         record = {
             "t": now,
@@ -192,12 +213,18 @@ class Nemesis:
         assert pause.process.state in ("stopped", "dying"), pause.process.state
         self._pauses.remove(pause)
         pause.process.send(signal.SIGCONT)
-        now = time.monotonic_ns()
-        if pause.process.state == "stopped" and wait_for_kernel_state(pause.process.pid, False):
+        seen = pause.process.state == "stopped"
+        if seen and wait_for_kernel_state(pause.process.pid, False):
             pause.process.state = "running"
             self._count("pause", pause.record)
-        self._write(pause.record | {"t_end": now, "held_write_lock": pause.holds_lock})
+        self._write_pause(pause, hit=seen and pause.record["hit"])
+
+    def _write_pause(self, pause: Pause, *, hit: bool) -> None:
+        now = time.monotonic_ns()
+        more = {"t_end": now, "held_write_lock": pause.holds_lock, "hit": hit}
+        self._write(pause.record | more)
         if pause.holds_lock:
+            self._lock_freed_ns = now
             self._write({"t": pause.record["t"], "fault": "stall", "t_end": now, "cause": "pause"})
 
     def term(self, process: Process, phase: str) -> None:
@@ -218,15 +245,15 @@ class Nemesis:
 
     def lock(self, fault: Fault) -> None:
         """Let another program hold the write lock, longer than a lease."""
-        told = f"lock-{len(self._locks)}-{time.monotonic_ns()}.json"
+        told = str(self._wire / f"lock-{time.monotonic_ns()}.json")
         self._locks[told] = self._crew.spawn(
-            "lock", "lock", database=self._database.name, told=told, length_ms=fault.length_ms
+            "lock", "lock", database=str(self._database), told=told, length_ms=fault.length_ms
         )
 
     def kill_all(self) -> None:
         """Kill all workers and producers at once: the next to open the file must recover it."""
         for process in self._crew.of_role("worker", "producer"):
-            if process.state in ("running", "stopped") and not process.doom:
+            if not process.doom:
                 self.kill(process, self._board.phase(process.slot))
         record = {"t": time.monotonic_ns(), "fault": "kill-all", "hit": True}
         self._write(record | {"wal_bytes": self._wal_bytes()})
@@ -235,7 +262,8 @@ class Nemesis:
 
     def _admit(self, fault: Fault) -> None:
         if fault.fault == "lock":
-            self.lock(fault)
+            if self._database.exists():  # Where the target says which file that is.
+                self.lock(fault)
         elif fault.phase is None:
             self._random.append(fault)
         else:
@@ -261,11 +289,13 @@ class Nemesis:
     def _strike(self, process: Process, phase: str, fault: Fault) -> bool:
         if fault.fault == "kill":
             return self.kill(process, phase)
-        return self._may_pause(process) and self.pause(process, phase)
+        return self._may_pause(process, phase) and self.pause(process, phase)
 
-    def _may_pause(self, process: Process) -> bool:
+    def _may_pause(self, process: Process, phase: str) -> bool:
         """Say whether enough others still work, and the lock is not held by a stopped one."""
         if any(pause.holds_lock for pause in self._pauses):
+            return False
+        if phase in LOCKED and time.monotonic_ns() - self._lock_freed_ns < LOCK_CALM_NS:
             return False
         if process.told_stop_ns:
             # Only phases of the stop itself are left to it; its grace time is judged without us.
@@ -276,6 +306,7 @@ class Nemesis:
     def _strike_at_random(self, fault: Fault, elapsed_ms: int) -> bool:
         """Make a fault wherever the victim is; False: try again in the next turn."""
         if fault.fault == "kill-all":
+            # Nobody else may have the file open: only then is the log recovered, not just read.
             if self._pauses or self._locks or not self._crew.all_born:
                 return False
             self.kill_all()
@@ -286,17 +317,25 @@ class Nemesis:
             for process in self._crew.of_role(*roles)
             if process.state == "running" and not process.told_stop_ns
         ]
-        busy = [p for p in victims if self._board.phase(p.slot) not in ("", IDLE)]
-        if not busy and (not victims or elapsed_ms - fault.at_ms < BUSY_WAIT_MS):
+        phases = {process: self._board.phase(process.slot) for process in victims}
+        waited_ms = elapsed_ms - fault.at_ms
+        busy = [process for process in victims if phases[process] not in ("", IDLE)]
+        if fault.spare and waited_ms < SPARE_WAIT_MS:
+            calm = time.monotonic_ns() - self._killed_ns > SPARE_CALM_NS and bool(self._idle())
+            busy = [p for p in victims if calm and phases[p].startswith("handler.")]
+            if not busy:
+                return False
+            self._spared = True
+        if not busy and (not victims or waited_ms < BUSY_WAIT_MS):
             return False
         choice = busy or victims
         process = choice[int(fault.draw * len(choice))]
-        phase = self._board.phase(process.slot)
+        phase = phases[process]
         if fault.fault == "kill":
             self.kill(process, phase)
         elif fault.fault == "term":
             self.term(process, phase)
-        elif not self._may_pause(process) or not self.pause(process, phase):
+        elif not self._may_pause(process, phase) or not self.pause(process, phase):
             return False
         return True
 
@@ -324,6 +363,16 @@ class Nemesis:
                 self.term(process, self._board.phase(process.slot))
                 return
 
+    def _drive_idleness(self, elapsed_ms: int) -> None:
+        """Hold the producers back while a fault waits in vain for a worker without work."""
+        waiting = list(self._aims.get(IDLE, ()))
+        if not self._spared:
+            waiting += [fault for fault in self._random if fault.spare]
+        late = any(elapsed_ms - fault.at_ms > IDLE_WAIT_MS for fault in waiting)
+        # While the write lock is held nobody gets idle, and less to do would not help.
+        stalled = bool(self._locks) or any(pause.holds_lock for pause in self._pauses)
+        self._board.hold(late and not stalled and not self.healed and not self._idle())
+
     def _end_pauses(self) -> None:
         now = time.monotonic_ns()
         for pause in [p for p in self._pauses if p.until_ns <= now]:
@@ -331,7 +380,7 @@ class Nemesis:
 
     def _gather_locks(self) -> None:
         for told, process in list(self._locks.items()):
-            record = read_whole(self._database.parent / told)
+            record = read_whole(Path(told))
             if record is None and process.state != "ended":
                 continue
             del self._locks[told]
@@ -365,13 +414,13 @@ class Nemesis:
     def _is_hit(self, phase: str) -> bool:
         return self._blind or phase not in ("", IDLE)
 
-    def _idle_peers(self, victim: Process) -> int:
-        return sum(
-            process is not victim
-            and process.state == "running"
-            and self._board.phase(process.slot) == IDLE
+    def _idle(self) -> list[str]:
+        """Return the names of the workers that have nothing to do."""
+        return [
+            process.name
             for process in self._crew.of_role("worker")
-        )
+            if process.state == "running" and self._board.phase(process.slot) == IDLE
+        ]
 
     def _wal_bytes(self) -> int:
         """Return the log's size through the kernel; opening it here would be no observation."""

@@ -39,6 +39,8 @@ LOCKED: Final = frozenset(f"{op}.{moment}" for op in OPERATIONS for moment in ("
 
 SLOT_BYTES: Final = 256
 SLOTS: Final = 128
+#: The last slot is nobody's; its first byte asks the producers to hold back.
+HOLD_AT: Final = (SLOTS - 1) * SLOT_BYTES
 PHASE_AT: Final = 0  #: two bytes, one for each lane
 ARRIVED_AT: Final = 2  #: two bytes: the number of the armed phase at which the lane stands still
 READY_AT: Final = 4  #: one byte: the process has opened the queue
@@ -119,6 +121,14 @@ class Board:
     def let_go(self, slot: int, lane: int) -> None:
         """Let a lane that stands still go on."""
         self._memory[slot * SLOT_BYTES + ARRIVED_AT + lane] = 0
+
+    def hold(self, wanted: bool) -> None:
+        """Ask the producers to enqueue nothing for a while, or to go on."""
+        self._memory[HOLD_AT] = wanted
+
+    def is_held(self) -> bool:
+        """Say whether producers shall hold back."""
+        return bool(self._memory[HOLD_AT])
 
     def progress(self, slot: int) -> int:
         """Return how many operations of its list a producer has begun."""

@@ -24,6 +24,9 @@ NEMESES: Final = ("kill", "pause", "term", "handler", "lock")
 STRETCH: Final = 3
 TERMS_PER_SECOND: Final = 0.4
 LOCKS_PER_SECOND: Final = 0.15
+#: At least so many kills, and this share of the random ones, wait until a peer is idle.
+SPARE_KILLS_MIN: Final = 5
+SPARE_SHARE: Final = 0.25
 #: A foreign program holds the write lock for longer than the default lease of 500 ms.
 LOCK_MS: Final = (550, 700)
 TOKEN_PREFIX: Final = "kp1-"
@@ -97,6 +100,7 @@ class Fault:
     phase: str | None = None  #: where it shall hit; None: wherever the victim is
     draw: float = 0.0  #: picks the victim among those that are busy, 0 to 1
     length_ms: int = 0  #: of a lock
+    spare: bool = False  #: kill one that works while a peer is idle: recovery is measured so
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +128,11 @@ class Plan:
             "options": asdict(self.options),
             "processes": self.workers + self.producers,
             "faults": [
-                {name: value for name, value in asdict(fault).items() if value not in (None, 0)}
+                {
+                    name: value
+                    for name, value in asdict(fault).items()
+                    if value not in (None, 0, False)
+                }
                 for fault in self.faults
             ],
             "operations": {
@@ -172,6 +180,8 @@ def make(options: Options, phases: Sequence[str], jobs: Sequence[dict[str, Any]]
         if name in options.nemeses and count > 0:
             faults += _spread(name, count, phases, options.seconds, source)
     if "kill" in options.nemeses and options.kills > 0:
+        spare = max(SPARE_KILLS_MIN, int((options.kills - len(phases)) * SPARE_SHARE))
+        faults += _even("kill", spare, options, source, spare=True)
         # In the middle, when the log is long: the next to open the file has to recover it.
         faults.append(Fault(fault="kill-all", at_ms=int(options.seconds * 500)))
     if "term" in options.nemeses:
@@ -213,7 +223,9 @@ def _spread(
     ]
 
 
-def _even(name: str, count: int, options: Options, source: random.Random) -> list[Fault]:
+def _even(
+    name: str, count: int, options: Options, source: random.Random, *, spare: bool = False
+) -> list[Fault]:
     gap_ms = options.seconds * 1_000 / count
     return [
         Fault(
@@ -221,6 +233,7 @@ def _even(name: str, count: int, options: Options, source: random.Random) -> lis
             at_ms=int(gap_ms * (number + source.random())),
             draw=round(source.random(), 4),
             length_ms=source.randrange(*LOCK_MS) if name == "lock" else 0,
+            spare=spare,
         )
         for number in range(count)
     ]

@@ -40,6 +40,7 @@ class Recorder:
         job: object = None,
         fence: int | None = None,
         value: object = None,
+        since: int | None = None,
         told: Callable[[Result], dict[str, Any]] = lambda _result: {},
     ) -> Result:
         """Call the function as operation `f`, and record both ends.
@@ -50,19 +51,26 @@ class Recorder:
             job: the queue's id, where it is known beforehand.
             fence: of the lease that the call shows.
             value: what was asked, for the checkers.
+            since: when it began, monotonic ns, if that was before this call.
             told: turns the result into the fields `job`, `fence`, `value` of the completion.
         """
-        with self.during(f, job=job, fence=fence, value=value) as completion:
+        with self.during(f, job=job, fence=fence, value=value, since=since) as completion:
             result = function()
             completion |= told(result)
         return result
 
     @contextmanager
     def during(
-        self, f: str, *, job: object = None, fence: int | None = None, value: object = None
+        self,
+        f: str,
+        *,
+        job: object = None,
+        fence: int | None = None,
+        value: object = None,
+        since: int | None = None,
     ) -> Iterator[dict[str, Any]]:
         """Record operation `f` around a block, which fills in the fields of the completion."""
-        number = self._history.invoke(f, job=job, fence=fence, value=value)
+        number = self._history.invoke(f, job=job, fence=fence, value=value, since=since)
         completion: dict[str, Any] = {}
         try:
             yield completion

@@ -29,6 +29,10 @@ OPTIONS: Final = frozenset(
 )
 #: A job that is enqueued twice with its key, or cancelled, must still wait when that comes.
 WAITING_MS: Final = 1_200
+#: Jobs come in bursts: in the lull between two of them workers are idle, and somebody is there to
+#: take over at once what a killed peer held.
+PERIOD_MS: Final = 2_000
+BURST_SHARE: Final = 0.65
 #: A maintenance job reaps now and then; a target that cannot is not asked.
 REAP_EVERY: Final = 40
 #: In place of a length: the payload is the user's.
@@ -53,6 +57,7 @@ class Job:
     max_attempts: int = 5
     script: tuple[str, ...] = ("ok",)  #: one word for each attempt; the last repeats
     sink: str = "log"
+    snooze: bool = False  #: the first delivery is put off, where the target can; no attempt
     body_bytes: int = USERS_BODY  #: length of the text that fills the payload
     body: Any = None  #: the user's payload, where there is one
 
@@ -60,7 +65,8 @@ class Job:
         """Return what the handler gets."""
         users = self.body_bytes == USERS_BODY
         body = self.body if users else text_of(self.id, self.body_bytes)
-        return {"id": self.id, "script": list(self.script), "sink": self.sink, "body": body}
+        payload = {"id": self.id, "script": list(self.script), "sink": self.sink, "body": body}
+        return payload | {"snooze": True} if self.snooze else payload
 
     def options(self) -> dict[str, Any]:
         """Return the options of the target's enqueue that are not the default."""
@@ -138,7 +144,7 @@ def make(
     lists: list[list[Operation]] = [[] for _ in range(producers)]
     gap_ms = 1_000 / JOBS_PER_SECOND
     for number in range(int(seconds * JOBS_PER_SECOND)):
-        at_ms = int(number * gap_ms)
+        at_ms = _in_burst(number * gap_ms)
         name = f"j{number}"
         job = _users(jobs, number, name, source, trouble) if jobs else _mixed(name, source, trouble)
         operations = lists[number % producers]
@@ -149,6 +155,12 @@ def make(
     for operations in lists:
         operations.sort(key=lambda operation: operation.at_ms)
     return lists
+
+
+def _in_burst(at_ms: float) -> int:
+    """Move a moment of an even stream to its place in the burst of its period."""
+    period, offset = divmod(at_ms, PERIOD_MS)
+    return int(period * PERIOD_MS + offset * BURST_SHARE)
 
 
 def _follow(job: Job, at_ms: int, source: random.Random) -> list[Operation]:
@@ -184,6 +196,7 @@ def _mixed(name: str, source: random.Random, trouble: bool) -> Job:
         max_attempts=source.choice((3, 4, 5)),
         script=_script(source, trouble),
         sink=source.choices(SINKS, weights=(60, 25, 15))[0],
+        snooze=trouble and source.random() < 0.03,
         body_bytes=size,
     )
 

@@ -28,7 +28,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from killproof_evidence.records import RecordWriter
+from killproof_evidence.records import RecordWriter, without_alarms
 
 #: Seconds that the HTTP sink has to answer; longer than any pause the harness makes by default.
 SINK_TIMEOUT: Final = 30.0
@@ -159,7 +159,7 @@ class _EffectLog:
         self._number = 0
 
     def append(self, what: str, facts: dict[str, Any]) -> None:
-        with self._lock:
+        with without_alarms(), self._lock:
             self._number += 1
             head = {"t": time.monotonic_ns(), "pid": self.pid, "n": self._number}
             self._records.append(head | facts | {"what": what})

@@ -38,12 +38,20 @@ DEADLY: Final = frozenset({"kill", "producer-kill"})
 SELF_ENDED: Final = frozenset({"exit", "abort"})
 #: Faults during which no bound is counted: nobody else could commit, or nobody was watching.
 STANDSTILLS: Final = frozenset({"stall", "lock"})
+#: So many operations are looked through faster than an index is made, and cost no memory.
+FEW: Final = 8
 #: The end of an interval that has none.
 FOREVER: Final = 1 << 63
 #: Two claims may disagree on the clocks' distance by this much, ns; more is a stepped clock.
 STEP_NS: Final = 20_000_000
-#: Operations that end a lease.
-OUTCOMES: Final = frozenset({"ack", "nack", "release", "snooze"})
+#: Operations that end a lease, and the states in which they may leave the job.
+LEADS_TO: Final = {
+    "ack": {"succeeded"},
+    "nack": {"retryable", "scheduled", "available", "dead", "held"},
+    "release": {"available", "scheduled"},
+    "snooze": {"available", "scheduled", "retryable"},
+}
+OUTCOMES: Final = frozenset(LEADS_TO)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -62,6 +70,7 @@ class Change:
     key: str | None
     kind: str | None
     takes: bool  #: a claim: a new lease began, also where an old one was still written down
+    before: "Change | None"  #: the change of the same job that was committed before this one
     story: "Story"
 
     @property
@@ -73,6 +82,11 @@ class Change:
     def ends(self) -> bool:
         """Say whether a lease ended here, by whatever cause."""
         return self.old == "leased" and (self.new != "leased" or self.takes)
+
+    @property
+    def fence_before(self) -> int | None:
+        """The token that this change found: that of the lease which ended, where one did."""
+        return self.fence if self.before is None else self.before.fence
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -115,7 +129,8 @@ class Row:
     key: str | None
     due_ms: int | None
     error: str | None
-    digest: str | None  #: of the payload; only of dead jobs, which must keep it
+    name: str | None  #: the harness's, as the payload has it at the end
+    digest: str | None  #: of the payload; only of dead jobs, which must keep it; None: not shown
     history: list[dict[str, Any]] | None
 
     @property
@@ -139,6 +154,8 @@ class Story:
     rows: list[Row] = field(default_factory=list)
     tables: list[int] = field(default_factory=list)  #: lines of effects/table.jsonl
     posts: list[int] = field(default_factory=list)  #: lines of effects/http.jsonl
+    _claims_by_fence: dict[int | None, Operation] | None = None
+    _outcomes_by_fence: dict[int | None, list[Operation]] | None = None
 
     @property
     def label(self) -> str | None:
@@ -179,9 +196,48 @@ class Story:
         """Say whether a cancel or replay may have happened, acknowledged or not."""
         return any(op.f == f and op.type != "fail" for op in self.controls)
 
+    # A poison job may be claimed many thousand times: where there are many, both look-ups use an
+    # index, built at the first question, when everything has been read. A few need none.
+
     def claim_of(self, fence: int | None) -> Operation | None:
-        """Return the acknowledged claim that got this token."""
-        return next((op for op in self.claims if op.fence == fence), None)
+        """Return the first claim that got this token."""
+        if len(self.claims) <= FEW:
+            return next((op for op in self.claims if op.fence == fence), None)
+        if self._claims_by_fence is None:
+            self._claims_by_fence = {op.fence: op for op in reversed(self.claims)}
+        return self._claims_by_fence.get(fence)
+
+    def outcomes_of(self, fence: int | None) -> list[Operation]:
+        """Return the outcomes and extensions that carried this token, by time."""
+        if len(self.outcomes) <= FEW:
+            return [op for op in self.outcomes if op.fence == fence]
+        if self._outcomes_by_fence is None:
+            self._outcomes_by_fence = {}
+            for op in self.outcomes:
+                self._outcomes_by_fence.setdefault(op.fence, []).append(op)
+        return self._outcomes_by_fence.get(fence, [])
+
+    def settled(self, fence: int | None) -> bool:
+        """Say whether an outcome under this token was accepted, or may have been."""
+        return any(op.f != "extend" and op.type != "fail" for op in self.outcomes_of(fence))
+
+
+def happened(story: Story, op: Operation) -> bool | None:
+    """Say whether an operation of unknown outcome happened, as the queue's own table tells it.
+
+    None: nothing tells. With an audit nearly every `info` has an answer, which is what spares the
+    judge the search that such operations cost elsewhere.
+    """
+    if op.f == "enqueue":
+        return bool(story.changes or story.rows)
+    if not story.changes:
+        return None
+    if op.f in LEADS_TO:
+        ended = (c for c in story.changes if c.ends and c.fence_before == op.fence)
+        return any(change.new is None or change.new in LEADS_TO[op.f] for change in ended)
+    if op.f == "cancel":
+        return any(change.new == "cancelled" for change in story.changes)
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,18 +299,16 @@ class Evidence:
         self.unexplained: list[Malformed] = []
         self.changes: list[Change] = []
         self.stories: list[Story] = []
-        self.strangers: list[Execution] = []  #: executions of a name that nobody enqueued
         self._by_id: dict[str, Story] = {}
         self._by_name: dict[str, Story] = {}
         with _no_collector():
             self.faults = self._read_nemesis()
-            killed = {f.pid for f in self.faults if f.fault in DEADLY and f.pid is not None}
             self.killed: dict[int, Fault] = {
                 f.pid: f for f in self.faults if f.fault in DEADLY and f.pid is not None
             }
             self._read_audit()
             self._read_snapshot()
-            self.history: History = read_history(store, killed=killed)
+            self.history: History = read_history(store, killed=self.killed)
             self.malformed += self.history.malformed
             self._index_history()
             self.self_ended: dict[int, Line] = {}
@@ -263,6 +317,7 @@ class Evidence:
             self.samples = list(self._read_samples())
             self.recoveries = list(self._read_recoveries())
         self.last_seen = self._last_seen()
+        self.t_last = max(self.last_seen.values(), default=0)  #: of any process
         self._explain_deaths()
         self.stalls = self._intervals()
         self.pauses = self._pauses()
@@ -288,10 +343,10 @@ class Evidence:
 
     def max_attempts(self, story: Story) -> int | None:
         """Return the bound on the job's attempts; None: not declared."""
-        row = story.row
-        if row is not None and row.max_attempts is not None:
-            return row.max_attempts
+        # What was asked for, before what the accused says of itself.
         asked = story.asked.get("max_attempts")
+        if asked is None and story.row is not None:
+            asked = story.row.max_attempts
         return asked if asked is not None else self.contract.parameters.get("max_attempts")
 
     def story_of(self, job: str) -> Story | None:
@@ -311,13 +366,12 @@ class Evidence:
         return self.last_seen.get(pid, 0)
 
     def monotonic(self, t_ms: int) -> int:
-        """Return a wall clock time in ms as CLOCK_MONOTONIC ns, within about a millisecond."""
+        """Return a wall clock time in ms as CLOCK_MONOTONIC ns, as near as can be told."""
         return t_ms * 1_000_000 - self.wall_offset_ns
 
-    @property
-    def t_last(self) -> int:
-        """The time of the last record of any process."""
-        return max(self.last_seen.values(), default=0)
+    def moment(self, t_ms: int) -> int | None:
+        """Return the same, or None where nothing ties the two clocks together for certain."""
+        return None if self.clock_stepped or not self.wall_offset_ns else self.monotonic(t_ms)
 
     # --- Reading.
 
@@ -383,7 +437,8 @@ class Evidence:
             fence, attempts = get("fence"), get("attempts")
             if fence is None:
                 fence = attempts
-            before = story.changes[-1].fence if story.changes else None
+            before = story.changes[-1] if story.changes else None
+            last = None if before is None else before.fence
             change = Change(
                 line=line,
                 t_ms=get("t_ms") or 0,
@@ -396,7 +451,8 @@ class Evidence:
                 due_ms=get("due_ms"),
                 key=key,
                 kind=share(kind, kind),
-                takes=new == "leased" and (old != "leased" or fence != before),
+                takes=new == "leased" and (old != "leased" or fence != last),
+                before=before,
                 story=story,
             )
             story.changes.append(change)
@@ -425,7 +481,8 @@ class Evidence:
                     key=get("key"),
                     due_ms=get("due_ms"),
                     error=get("error"),
-                    digest=payload_digest(payload) if state == "dead" else None,
+                    name=name,
+                    digest=_digest(payload) if state == "dead" else None,
                     history=get("history"),
                 )
             )
@@ -556,22 +613,31 @@ class Evidence:
         return found
 
     def _wall_offset(self) -> int:
-        """Return wall clock minus monotonic clock, as the claims bound it.
+        """Return wall clock minus monotonic clock, as enqueues and claims bound it; 0: untold.
 
-        A claim's audit row was written between the two ends of its operation, on both clocks;
-        all claims together leave a small interval, or none where the wall clock was stepped.
+        An audit row was written between the two ends of its operation, on both clocks; all of
+        them together leave a small interval, or none where the wall clock was stepped.
         """
-        low, high = -(1 << 63), 1 << 63
+        low, high = -FOREVER, FOREVER
         for change in self.changes:
-            if change.new != "leased" or not change.story.claims:
+            story = change.story
+            if change.takes:
+                op = story.claim_of(change.fence)
+            elif change.old is None and _born_once(story):
+                op = story.enqueues[0]
+            else:
                 continue
-            op = change.story.claim_of(change.fence)
-            if op is not None and op.t_end is not None and change.takes:
+            if op is not None and op.type == "ok" and op.t_end is not None:
                 low = max(low, change.t_ms * 1_000_000 - op.t_end)
                 high = min(high, (change.t_ms + 1) * 1_000_000 - op.t)
         if low > high + STEP_NS:
             self.clock_stepped = True
-        return (low + high) // 2
+        return 0 if high == FOREVER else (low + high) // 2
+
+
+def _born_once(story: Story) -> bool:
+    """Say whether its one enqueue made its one row; a queue may use the id of a row again."""
+    return len(story.enqueues) == 1 and sum(c.old is None for c in story.changes) == 1
 
 
 class _EffectFile:
@@ -582,6 +648,7 @@ class _EffectFile:
         self._evidence = evidence
         self._open: dict[tuple[Any, ...], Execution] = {}
         self._expected = 1
+        self._last = 0
         self._pid = 0
 
     def read(self, records: Iterable[tuple[int, dict[str, Any] | None]]) -> None:
@@ -606,10 +673,12 @@ class _EffectFile:
         what, self._pid, t = record["what"], record["pid"], record["t"]
         number = get("n")
         if number is not None:
-            # A pid that is used again starts again at 1.
-            if number != self._expected and not (number == 1 and what == "start"):
+            # A pid that is used again starts again at 1, and later.
+            anew = number == 1 and what == "start" and t > self._last
+            if number != self._expected and not anew:
                 self._bad(line, f"record {number} where {self._expected} was due")
             self._expected = number + 1
+        self._last = t
         name, queue_id = str(record["job"]), get("queue_id")
         key = (name, get("attempt"), get("fence"))
         if what == "start":
@@ -649,6 +718,10 @@ class _EffectFile:
 
     def _bad(self, line: int, reason: str) -> None:
         self._evidence._bad(self._name, line, reason)
+
+
+def _digest(payload: Any) -> str | None:
+    return None if payload is None else payload_digest(payload)
 
 
 def payload_digest(payload: Any) -> str:

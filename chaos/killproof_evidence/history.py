@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from killproof_evidence.records import RecordWriter, read_records
+from killproof_evidence.records import RecordWriter, read_records, without_alarms
 
 if TYPE_CHECKING:
     from killproof_evidence.store import Store
@@ -49,16 +49,34 @@ class HistoryWriter:
         self._number = 0
         self._lives = 0
         self._open: dict[int, str] = {}
+        self._latest: dict[int, int] = {}  # Thread -> the number of its latest operation.
 
     def invoke(
-        self, f: str, *, job: object = None, fence: int | None = None, value: object = None
+        self,
+        f: str,
+        *,
+        job: object = None,
+        fence: int | None = None,
+        value: object = None,
+        since: int | None = None,
     ) -> int:
-        """Record that operation `f` is about to begin; return its number for the completion."""
+        """Record that operation `f` is about to begin; return its number for the completion.
+
+        Args:
+            f: one of OPERATIONS.
+            job: the queue's id, where it is known beforehand.
+            fence: of the lease that the call shows.
+            value: what is asked, for the checkers.
+            since: CLOCK_MONOTONIC ns at which it began, when that was earlier: the claim of an
+                `ack_and_claim` is put on record after the ack that it shared a commit with.
+        """
         assert f in OPERATIONS, f
-        with self._lock:
+        with without_alarms(), self._lock:
+            self._abandon(self._latest.get(threading.get_ident(), 0))
             self._number += 1
             self._open[self._number] = f
-            self._append(self._number, f, "invoke", job, fence, value)
+            self._latest[threading.get_ident()] = self._number
+            self._append(self._number, f, "invoke", job, fence, value, since)
             return self._number
 
     def ok(
@@ -81,25 +99,48 @@ class HistoryWriter:
 
     def close(self) -> None:
         """Write the `exit` record that tells an orderly end from a kill."""
-        with self._lock:
+        with without_alarms(), self._lock:
+            for n in sorted(self._open):
+                self._abandon(n)
             self._number += 1
             self._append(self._number, "exit", "ok", None, None, None)
             self._records.close()
 
+    def _abandon(self, n: int) -> None:
+        """Complete an operation that an alarm tore out of its caller's hands, as `info`.
+
+        A time limit may raise between the call and the record of its answer, where no handler can
+        catch it. The writer knows that no answer will come; the reader could not tell it from a
+        missing line.
+        """
+        if (f := self._open.pop(n, None)) is not None:
+            self._append(n, f, "info", None, None, {"error": "interrupted"})
+            self._lives += 1
+
     def _complete(self, n: int, kind: str, job: object, fence: int | None, value: object) -> None:
-        with self._lock:
-            f = self._open.pop(n)
+        with without_alarms(), self._lock:
+            f = self._open.pop(n, None)
+            if f is None:
+                # It was abandoned, and stays `info`: that claims least.
+                return
             self._append(n, f, kind, job, fence, value)
             if kind == "info":
                 self._lives += 1
 
     def _append(
-        self, n: int, f: str, kind: str, job: object, fence: int | None, value: object
+        self,
+        n: int,
+        f: str,
+        kind: str,
+        job: object,
+        fence: int | None,
+        value: object,
+        since: int | None = None,
     ) -> None:
         assert os.getpid() == self._pid, "a forked child writes a history of its own"
         process = f"{self._process}~{self._lives}" if self._lives else self._process
         record: dict[str, Any] = {
-            "t": time.monotonic_ns(),
+            "t": time.monotonic_ns() if since is None else since,
             "pid": self._pid,
             "process": process,
             "n": n,

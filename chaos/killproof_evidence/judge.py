@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from killproof_evidence.checkers import CHECKERS, Checker
 from killproof_evidence.contract import TERMINAL
-from killproof_evidence.evidence import DEADLY, Evidence
+from killproof_evidence.evidence import DEADLY, Evidence, happened
 from killproof_evidence.finding import (
     NOT_JUDGED,
     NOT_PROMISED,
@@ -291,6 +291,9 @@ def _unknown_because(evidence: Evidence, findings: Mapping[str, Finding]) -> lis
         because.append(
             "the supervisor was starved of CPU" + (f" for {starved_ms} ms" if starved_ms else "")
         )
+    if evidence.run.get("interrupted"):
+        because.append("the run was interrupted")
+    because += [str(problem) for problem in evidence.run.get("problems") or ()]
     because += [f"obligation missed: {name}" for name in _missed(evidence.run)]
     if evidence.malformed:
         first = evidence.malformed[0]
@@ -395,7 +398,19 @@ def _counts(evidence: Evidence) -> dict[str, int]:
         "operations": len(evidence.history.operations),
         "changes": len(evidence.changes),
     }
+    found |= _indefinite(evidence)
     return found | dict(evidence.run.get("counts") or {})
+
+
+def _indefinite(evidence: Evidence) -> dict[str, int]:
+    """Count the operations of unknown outcome, and those that the audit settles."""
+    unknown = sum(op.type == "info" for op in evidence.history.operations)
+    settled = 0
+    for story in evidence.stories:
+        for operations in (story.enqueues, story.outcomes, story.controls):
+            for op in operations:
+                settled += op.type == "info" and happened(story, op) is not None
+    return {"indefinite": unknown, "indefinite_settled": settled}
 
 
 def _jobs(evidence: Evidence) -> dict[str, int]:

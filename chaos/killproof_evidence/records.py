@@ -11,7 +11,9 @@ that cut the power record the disk themselves.
 
 import json
 import os
+import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,19 @@ class RecordWriter:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+@contextmanager
+def without_alarms() -> Iterator[None]:
+    """Hold back SIGALRM for a block: a worker's time limit may raise between any two instructions.
+
+    Between numbering a record and writing it, that would look like a missing line.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def read_records(path: Path | str) -> Iterator[tuple[int, dict[str, Any] | None]]:

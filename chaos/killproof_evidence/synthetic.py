@@ -22,7 +22,7 @@ from killproof_evidence.store import Store
 from killproof_evidence.target import JobRow
 
 #: History records of one job's life, nearly: enqueue, claim and ack, each with two ends.
-RECORDS_PER_JOB: Final = 6.3
+RECORDS_PER_JOB: Final = 6.15
 #: Wall clock minus monotonic clock, ms, of the virtual machine.
 WALL_MS: Final = 1_700_000_000_000
 MS: Final = 1_000_000
@@ -213,6 +213,9 @@ class _Run:
             self.enqueue()
             fault = {0: "kill", 10: "pause", 20: "term"}.get(turn % every)
             self.work(turn % WORKERS, fault if turn < count - 40 else None)
+            if len(self.ready) > WORKERS:
+                # What was tried again came on top: without this the backlog would only grow.
+                self.work((turn + 1) % WORKERS, None)
         while self.ready or self.waiting or self.zombies:
             self.now += RETRY_MS * MS // 2
             self.work(self.source.randrange(WORKERS), None)
@@ -221,9 +224,8 @@ class _Run:
         """Put one job in; cancel it again if it is one that waits long and has no key."""
         source = self.source
         number = len(self.jobs) + 1
-        draw = source.random()
-        delay_ms = 10_000 if number % 50 == 7 else 30 if draw < 0.05 else 0
-        script = ["raise", "ok"] if draw > 0.95 else ["permanent"] if draw > 0.94 else ["ok"]
+        delay_ms = {7: 10_000, 13: 30}.get(number % 50, 0)
+        script = {5: ["raise", "ok"], 16: ["permanent"]}.get(number % 25, ["ok"])
         job = _Job(
             id=number,
             priority=source.choice((2, 5, 5, 5, 7)),

@@ -109,6 +109,8 @@ def work(
     """Work on jobs until SIGTERM; the current folder is searched for MODULE first.
 
     A database file that is not there yet is made, so that the start order does not matter.
+    Exit codes: 0 stopped in order; 70 a handler hung, its attempt is recorded, start again;
+    3 the disk failed, see killproof doctor; 143 or 130 left at once after a signal.
     """
     from killproof.worker import Worker
 
@@ -349,7 +351,7 @@ def _show_attempts(job: Job) -> None:
 
 def _show_traceback(attempt: Attempt) -> None:
     print(f"\ntraceback of the attempt with fence {attempt.fence}:")
-    print((attempt.traceback or "").rstrip())
+    print(_printable(attempt.traceback or "").rstrip())
 
 
 def _existing(db: Path) -> Queue:
@@ -523,7 +525,15 @@ def _error(error_class: str | None, message: str | None) -> str:
 
 
 def _shown(text: str) -> str:
+    text = _printable(text)
     return text if len(text) <= SHOWN_CHARS_MAX else f"{text[: SHOWN_CHARS_MAX - 3]}..."
+
+
+def _printable(text: str) -> str:
+    """Return text that moves no cursor: an error's text comes from anywhere."""
+    return "".join(
+        char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in text
+    )
 
 
 def _count(number: int, noun: str) -> str:

@@ -47,6 +47,9 @@ BEAT_SECONDS_MAX = 1.0
 #: A failed renewal is tried again after this part of the usual interval.
 RETRIES_PER_INTERVAL = 4
 
+#: How long a worker that leaves waits for a renewal under way.
+LEAVE_SECONDS = 1.0
+
 SIGNALS = (signal.SIGALRM, signal.SIGTERM, signal.SIGINT)
 
 Cause = Literal["lost", "stopped", "timeout"]
@@ -192,7 +195,8 @@ class Heartbeat:
     def __exit__(self, *_: object) -> None:
         self._closing = True
         self._wake.set()
-        self._thread.join()
+        # It may be waiting for a locked file; a worker that leaves has nothing to renew any more.
+        self._thread.join(LEAVE_SECONDS)
 
     def watch(self, tenure: Tenure | None) -> None:
         """Take care of this tenure from now on (None: of nothing).

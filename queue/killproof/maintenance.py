@@ -66,8 +66,8 @@ class Check:
 def wal_reset_affected(version: tuple[int, int, int]) -> bool:
     """Say whether this SQLite can lose commits when two programs checkpoint and write at once.
 
-    >>> wal_reset_affected((3, 40, 1)), wal_reset_affected((3, 44, 6)), wal_reset_affected((3, 52,
-    0)) (True, False, True)
+    >>> [wal_reset_affected(version) for version in ((3, 40, 1), (3, 44, 6), (3, 52, 0))]
+    [True, False, True]
     """
     return not any(first <= version < before for first, before in WAL_RESET_FIXED)
 
@@ -119,35 +119,42 @@ def repair(path: str | os.PathLike[str]) -> list[Check]:
     if not os.path.exists(f"{place}.failed"):
         text = "there is no .failed marker: nothing to repair"
         return [Check(name="marker", status="ok", text=text)]
-    with closing(sqlite3.connect(place, timeout=0, isolation_level=None)) as connection:
-        # Before the first access: SQLite then takes the file for itself alone or answers busy, and
-        # rebuilds the index of the log from the frames instead of trusting a shared one.
-        connection.execute("PRAGMA locking_mode = EXCLUSIVE").fetchall()
-        connection.execute("PRAGMA synchronous = FULL")
-        try:
-            connection.execute("SELECT count(*) FROM sqlite_schema").fetchall()
-            busy, log, done = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
-                raise FileRefused(
-                    f"{place} is open in another process: end all of them, then repair"
-                ) from error
-            raise FileRefused(f"{place}: {error}: restore it from a backup") from error
-        except sqlite3.DatabaseError as error:
-            raise FileRefused(f"{place}: {error}: restore it from a backup") from error
-        problems = [str(row[0]) for row in connection.execute("PRAGMA integrity_check")]
-        if busy or problems != ["ok"]:
+    try:
+        with closing(sqlite3.connect(place, timeout=0, isolation_level=None)) as connection:
+            frames, problem = _recover(connection)
+    except sqlite3.Error as error:
+        if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
             raise FileRefused(
-                f"{place} is damaged ({problems[0]}): restore it from a backup; the marker stays"
-            )
+                f"{place} is open in another process: end all of them, then repair"
+            ) from error
+        frames, problem = 0, str(error)
+    if problem != "ok":
+        raise FileRefused(
+            f"{place} is damaged ({problem}): restore it from a backup; the marker stays"
+        )
     barrier.sync_directory(place)
     os.unlink(f"{place}.failed")
     barrier.sync_directory(place)
     return [
-        Check(name="log", status="ok", text=f"recovered: {max(done, log, 0)} frames checkpointed"),
+        Check(name="log", status="ok", text=f"{frames} frames were sound and are in the database"),
         Check(name="integrity", status="ok", text="integrity_check: ok"),
         Check(name="marker", status="ok", text="removed: the queue may be opened again"),
     ]
+
+
+def _recover(connection: sqlite3.Connection) -> tuple[int, str]:
+    """Put the sound part of the log into the database; return its frames and the first problem."""
+    # Before the first access: SQLite then takes the file for itself alone or answers busy, and
+    # rebuilds the index of the log from the frames instead of trusting a shared one.
+    connection.execute("PRAGMA locking_mode = EXCLUSIVE").fetchall()
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("SELECT count(*) FROM sqlite_schema").fetchall()
+    # FULL tells how many frames there were; TRUNCATE, which empties the log, forgets it.
+    busy, frames, done = connection.execute("PRAGMA wal_checkpoint(FULL)").fetchone()
+    if busy or done != frames:
+        return frames, f"{done} of {frames} frames of the log could be checkpointed"
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    return frames, str(connection.execute("PRAGMA integrity_check").fetchone()[0])
 
 
 # The checks, in their order.

@@ -60,6 +60,7 @@ from killproof.core.errors import (
 )
 from killproof.core.jobs import Queue
 from killproof.core.model import Failure, Job, Lease
+from killproof.effects import Rejected
 from killproof.handlers import (
     Handler,
     Handlers,
@@ -81,6 +82,7 @@ __all__ = [
     "Hold",
     "Interruption",
     "Permanent",
+    "Rejected",
     "RetryLater",
     "Snooze",
     "Worker",
@@ -266,7 +268,7 @@ class Worker:
         self._report_at_ns = 0
 
     def run(self) -> None:
-        """Work until `stop` or a signal; then return with no job in hand.
+        """Work until `stop` or a signal; then return with no job in hand.  Once for each worker.
 
         Raises:
             RuntimeError: called outside of the main thread, where no signal could end a handler.
@@ -311,13 +313,15 @@ class Worker:
 
     def _claim(self) -> Lease | None:
         """Claim a job, or return None; a file that is busy or full is never the end of a worker."""
-        try:
-            lease = self._queue.claim(self._handlers.kinds)
-        except TRANSIENT as error:
-            self._note_transient("claim", error)
-            return None
-        self._busy_streak = 0
-        return lease
+        while not self._stopping:
+            try:
+                lease = self._queue.claim(self._handlers.kinds)
+            except TRANSIENT as error:
+                self._note_transient("claim", error)
+            else:
+                self._busy_streak = 0
+                return lease
+        return None
 
     def _note_transient(self, what: str, error: Exception) -> None:
         """Say it once for a row of equal troubles, and pause before the next try."""
@@ -435,14 +439,13 @@ class Worker:
         """
         lease = tenure.lease
         send = self._sender(lease, outcome)
-        claiming = outcome.word == "ack" and not self._stopping
         tries = 0
         while True:
             try:
-                if not claiming:
-                    send()
-                    return None
-                return self._queue.ack_and_claim(lease, outcome.result, self._handlers.kinds)
+                if outcome.word == "ack" and not self._stopping:
+                    return self._queue.ack_and_claim(lease, outcome.result, self._handlers.kinds)
+                send()
+                return None
             except LeaseLost as error:
                 self._log(logging.WARNING, lease, f"outcome {outcome.word} refused: {error}")
                 return None
@@ -454,7 +457,6 @@ class Worker:
                 if tries == 0:
                     text = f"outcome {outcome.word} not written yet, trying again: {error}"
                     self._log(logging.WARNING, lease, text)
-            claiming = False  # First bring this job home; its ack may already be in the file.
             self._clock.sleep(min(PAUSE_SECONDS_FIRST * 2**tries, PAUSE_SECONDS_MAX))
             tries = min(tries + 1, 10)
 

@@ -108,12 +108,18 @@ LOCKS = """\
 """
 
 
-def test_the_write_lock_and_the_queue_at_the_turnstile_are_read_from_outside() -> None:
+def test_the_write_lock_and_the_turnstile_are_seen_from_outside() -> None:
     here = read_locks(LOCKS, 41, 99)
     elsewhere = read_locks(LOCKS, 42, None)
 
-    assert (here.write_lock_held, here.turnstile_waiting) == (True, 2)
-    assert (elsewhere.write_lock_held, elsewhere.turnstile_waiting) == (False, 0)
+    assert (here.write_lock_held, here.turnstile_held) == (True, True)
+    assert (elsewhere.write_lock_held, elsewhere.turnstile_held) == (False, False)
+
+
+def test_a_process_that_waits_for_a_lock_does_not_hold_it() -> None:
+    waiting = "\n".join(line for line in LOCKS.splitlines() if "->" in line)
+
+    assert not read_locks(waiting, 41, 99).turnstile_held
 
 
 def test_a_read_lock_of_the_wal_index_is_not_the_write_lock() -> None:

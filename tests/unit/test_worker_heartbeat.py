@@ -1,11 +1,14 @@
 """The trust window and the limits, on a clock that the test moves."""
 
 import logging
+import signal
+import threading
 from collections.abc import Callable
 
 import pytest
 
 from killproof import DatabaseBusy, Job, Lease, LeaseLost, ManualClock, StorageFailed
+from killproof import heartbeat as heartbeat_module
 from killproof.heartbeat import BEAT_SECONDS_MAX, Cause, Heartbeat, Tenure
 
 SECOND = 1_000_000_000
@@ -270,3 +273,63 @@ def test_the_lease_of_a_kind_is_what_renewals_ask_for() -> None:
     assert bench.queue.leases[0].job.lease_ms == 600_000
     # Whoever can not compare clocks watches for the 60 s in the row: renewals come by those.
     assert bench.tenure.renew_at_ns == bench.clock.monotonic_ns() + 20 * SECOND
+
+
+# The thread itself.
+
+
+class Clock(ManualClock):
+    """A manual clock that runs something when it is read for the first time."""
+
+    at_first_reading: Callable[[], None] | None = None
+
+    def monotonic_ns(self) -> int:
+        first, self.at_first_reading = self.at_first_reading, None
+        if first is not None:
+            first()
+        return super().monotonic_ns()
+
+
+@pytest.mark.parametrize("while_looking", [True, False])
+def test_a_lease_that_is_due_sooner_wakes_the_thread(
+    monkeypatch: pytest.MonkeyPatch, while_looking: bool
+) -> None:
+    """Also when it comes while the thread looks at what was there before."""
+    monkeypatch.setattr(heartbeat_module, "BEAT_SECONDS_MAX", 3_600.0)
+    bench = Bench(seconds=10_800, grace=3_600)
+    bench.clock = bench.heartbeat._clock = clock = Clock()
+    asleep, renewed = threading.Event(), threading.Event()
+    short = Tenure(lease_of(clock, seconds=0.5), now_ns=clock.monotonic_ns() - SECOND)
+    bench.queue.answer = renewed.set
+    if while_looking:
+        clock.at_first_reading = lambda: bench.heartbeat.watch(short)
+    else:
+        wait = bench.heartbeat._wake.wait
+
+        def told(seconds: float) -> bool:
+            asleep.set()
+            return wait(seconds)
+
+        monkeypatch.setattr(bench.heartbeat._wake, "wait", told)
+    with bench.heartbeat:
+        if not while_looking:
+            assert asleep.wait(10)
+            bench.heartbeat.watch(short)
+        assert renewed.wait(10)
+
+
+def test_signals_are_left_to_the_main_thread() -> None:
+    bench = Bench(seconds=0.5)
+    masks: list[set[int]] = []
+    seen = threading.Event()
+
+    def answer() -> None:
+        masks.append({int(signum) for signum in signal.pthread_sigmask(signal.SIG_BLOCK, [])})
+        seen.set()
+
+    bench.queue.answer = answer
+    bench.clock.advance(0.2)
+    with bench.heartbeat:
+        assert seen.wait(10)
+
+    assert masks[0] >= {signal.SIGALRM, signal.SIGTERM, signal.SIGINT}

@@ -72,9 +72,9 @@ class Crew:
         self._logs = store.path / "logs"
         self._logs.mkdir(exist_ok=True)
         self.environment = {
-            "KILLPROOF_STORE": str(store.path),
-            "KILLPROOF_EFFECTS": str(store.effects),
-            "KILLPROOF_BOARD": str(board.path),
+            "KILLPROOF_STORE": str(store.path.resolve()),
+            "KILLPROOF_EFFECTS": str(store.effects.resolve()),
+            "KILLPROOF_BOARD": str(board.path.resolve()),
             "KILLPROOF_SYNC": "killproof_chaos.hook:hook",
         }
         self._channel, theirs = socket.socketpair()
@@ -195,12 +195,12 @@ def kernel_state(pid: int) -> str:
 
 
 def wait_for_kernel_state(pid: int, wanted: bool) -> bool:
-    """Wait until the process is stopped (or, with False, no longer is); False: it never was."""
+    """Wait until the process is stopped, or with False no longer is; return whether it came so."""
     deadline = time.monotonic() + STATE_SECONDS_MAX
     while time.monotonic() < deadline:
         letter = kernel_state(pid)
         if letter in ("", "Z"):
-            return False
+            return not wanted  # It went on, and has ended since.
         if (letter == "T") == wanted:
             return True
         time.sleep(0.0002)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from killproof_chaos import coverage
-from killproof_chaos.plan import Plan
+from killproof_chaos.plan import Options, Plan
 from killproof_evidence.audit import dump_audit, install_audit
 from killproof_evidence.environment import environment
 from killproof_evidence.store import Store
@@ -29,6 +29,8 @@ EFFECT_TABLE: Final = """
     ) STRICT"""
 #: After one of these the lease is no longer the process's.
 ENDING: Final = frozenset({"ack", "nack", "release", "snooze"})
+#: What keeps an idle worker from taking over.
+STRIKES: Final = frozenset({"kill", "pause", "term"})
 
 
 def prepare(target: Target, place: Path, database: Path, plan: Plan) -> None:
@@ -45,12 +47,15 @@ def prepare(target: Target, place: Path, database: Path, plan: Plan) -> None:
 
 
 def finish(
-    target: Target, store: Store, place: Path, database: Path, run: dict[str, Any]
+    target: Target,
+    store: Store,
+    place: Path,
+    database: Path,
+    options: Options,
+    run: dict[str, Any],
 ) -> dict[str, Any]:
     """Write everything that the checkers read; return run.json as written."""
-    for path in sorted(place.iterdir()):
-        if path.name.startswith(database.name):
-            shutil.copy(path, store.db)
+    shutil.copytree(place, store.db, dirs_exist_ok=True)
     copy = store.db / database.name
     durability = None
     if target.audit is not None:
@@ -64,7 +69,7 @@ def finish(
     run["environment"] = found
     run["counts"] = _counts(store)
     run["contract"] = "contract.toml"
-    run["obligations"]["hit"] = coverage.hit(store)
+    run["obligations"]["hit"] = coverage.hit(store, options, run)
     store.write_run(run)
     return run
 
@@ -113,51 +118,54 @@ class _Claim:
 
 def _write_recovery(store: Store) -> None:
     """Write, for each kill of a process that held a lease, when another process had the job."""
-    claims: list[_Claim] = []
-    ended: set[tuple[str, int]] = set()
-    for path in store.history_files():
-        for _, record in store.read(path):
-            if record is None or record["type"] != "ok" or record.get("fence") is None:
-                continue
-            if record["f"] == "claim":
-                claims.append(
-                    _Claim(
-                        pid=record["pid"],
-                        job=str(record["job"]),
-                        fence=record["fence"],
-                        t=record["t"],
-                    )
-                )
-    for path in store.history_files():
-        ended |= set(_ended(store, path))
-    kills = {
-        record["pid"]: record
-        for _, record in store.read(store.nemesis)
-        if record is not None and record["fault"] == "kill"
-    }
-    held = [
-        claim for claim in claims if claim.pid in kills and (claim.job, claim.fence) not in ended
-    ]
+    claims = [claim for path in store.history_files() for claim in _claims(store, path)]
+    ended = {lease for path in store.history_files() for lease in _ended(store, path)}
+    faults = [record for _, record in store.read(store.nemesis) if record is not None]
+    kills = {record["pid"]: record for record in faults if record["fault"] == "kill"}
     by_job: dict[str, list[_Claim]] = {}
     for claim in claims:
         by_job.setdefault(claim.job, []).append(claim)
     log = store.writer(store.recovery)
-    for claim in held:
-        kill = kills[claim.pid]
+    for claim in claims:
+        kill = kills.get(claim.pid)
+        if kill is None or (claim.job, claim.fence) in ended:
+            continue
         later = [c.t for c in by_job[claim.job] if c.fence > claim.fence and c.t > kill["t"]]
-        if later:
-            log.append(
-                {
-                    "t_kill": kill["t"],
-                    "pid": claim.pid,
-                    "job": claim.job,
-                    "fence": claim.fence,
-                    "phase": kill["phase"],
-                    "t_reclaim": min(later),
-                    "peers_idle": kill["idle_peers"] > 0,
-                }
-            )
+        # None: nobody had to, its outcome was in the file; or nobody did, says P18.
+        t_reclaim = min(later, default=None)
+        log.append(
+            {
+                "t_kill": kill["t"],
+                "pid": claim.pid,
+                "job": claim.job,
+                "fence": claim.fence,
+                "phase": kill["phase"],
+                "t_reclaim": t_reclaim,
+                "peers_idle": _was_spared(kill, t_reclaim, faults),
+            }
+        )
     log.close()
+
+
+def _was_spared(kill: dict[str, Any], until: int | None, faults: list[dict[str, Any]]) -> bool:
+    """Say whether a peer was idle at the kill and was itself left alone until the re-claim."""
+    struck = {
+        fault.get("process")
+        for fault in faults
+        if fault["fault"] in STRIKES and kill["t"] <= fault["t"] <= (until or fault["t"])
+    }
+    return any(peer not in struck for peer in kill["idle_peers"])
+
+
+def _claims(store: Store, path: Path) -> Iterator[_Claim]:
+    """Yield the claims that a process was told of."""
+    for _, record in store.read(path):
+        if record is None or record["f"] != "claim" or record.get("fence") is None:
+            continue
+        if record["type"] == "ok":
+            yield _Claim(
+                pid=record["pid"], job=str(record["job"]), fence=record["fence"], t=record["t"]
+            )
 
 
 def _ended(store: Store, path: Path) -> Iterator[tuple[str, int]]:

@@ -11,6 +11,7 @@ it sees sizes and locks through the kernel, and counts through a process of its 
 
 import os
 import random
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -35,7 +36,7 @@ SAMPLE_SECONDS: Final = 0.25
 SHOW_SECONDS: Final = 0.1
 SINK_SECONDS_MAX: Final = 10.0
 #: The queue must come to rest within the time of the run again, but not less than this.
-DRAIN_SECONDS_MIN: Final = 8.0
+DRAIN_SECONDS_MIN: Final = 6.0
 #: Counts must be the same in so many looks of the observer, a tenth of a second apart.
 STABLE_LOOKS: Final = 3
 STOP_SECONDS_MAX: Final = 15.0
@@ -74,7 +75,9 @@ class Engine:
         self._store = store
         self._show = show
         self._target: Target = targets.load(options.target)
-        self._place = store.path / "place"
+        # Absolute: a worker in another language may begin by changing its folder.
+        self._place = store.path.resolve() / "place"
+        self._wire = store.path.resolve() / "wire"  # Small files between the processes and us.
         self._database = self._place / getattr(self._target, "database", "queue.db")
         self._finishing = False
         self._problems: list[str] = []
@@ -84,6 +87,7 @@ class Engine:
         self._start_ns = 0
         self._phase: Phase = "starting"
         self._counts: dict[str, int] = {}
+        self._enqueued = 0
 
     def run(self) -> dict[str, Any]:
         """Run to the end and write the evidence; return run.json.
@@ -94,6 +98,7 @@ class Engine:
         started = time.time()
         obliged = coverage.obliged(self._target, self._options)
         prepare(self._target, self._place, self._database, self._plan)
+        self._wire.mkdir()
         self._store.write_contract(self._target.contract)
         self._plan.write(self._store.plan)
         self._nemesis_log = self._store.writer(self._store.nemesis)
@@ -116,12 +121,14 @@ class Engine:
         finally:
             self._crew.close()
             board.close()
+            shutil.rmtree(self._wire)
         self._tell("judge", force=True)
         return finish(
             self._target,
             self._store,
             self._place,
             self._database,
+            self._options,
             {
                 "target": self._target.name,
                 "engine": "proc",
@@ -146,9 +153,9 @@ class Engine:
 
     def _start(self) -> None:
         self._crew.wait_until_warm()
-        self._crew.spawn("sink", "sink", told="sink.json")
+        self._crew.spawn("sink", "sink", told=str(self._wire / "sink.json"))
         deadline = time.monotonic() + SINK_SECONDS_MAX
-        while (told := read_whole(self._place / "sink.json")) is None:
+        while (told := read_whole(self._wire / "sink.json")) is None:
             self._turn(0.01)
             if time.monotonic() > deadline:
                 raise EngineFailed("the HTTP sink did not start")
@@ -159,6 +166,7 @@ class Engine:
             self._nemesis_log,
             self._plan.faults,
             database=self._database,
+            wire=self._wire,
             lease_ms=lease_ms,
             blind=not coverage.phases_of(self._target),
         )
@@ -197,8 +205,8 @@ class Engine:
         if mapping is None:
             return self._drain_blindly()
         self._crew.spawn(
-            "observer", "observer", database=self._database.name,
-            table=mapping.table, state=mapping.state, told="counts.json",
+            "observer", "observer", database=str(self._database), table=mapping.table,
+            state=mapping.state, told=str(self._wire / "counts.json"),
         )  # fmt: skip
         deadline = time.monotonic() + max(DRAIN_SECONDS_MIN, self._options.seconds)
         seen, stable, reason = 0, 0, "nothing was counted"
@@ -206,7 +214,7 @@ class Engine:
         while time.monotonic() < deadline:
             self._turn()
             self._nemesis.step(0)
-            look = read_whole(self._place / "counts.json")
+            look = read_whole(self._wire / "counts.json")
             if look is None or look["number"] == seen:
                 continue
             seen = look["number"]
@@ -218,8 +226,8 @@ class Engine:
             reason = f"{live} jobs were still alive" if live else ""
             if total != look["inserted"]:
                 reason = f"{look['inserted']} jobs were enqueued and {total} are there"
-            if not reason and stable >= STABLE_LOOKS and not self._crew.of_role("producer"):
-                return True, ""
+            if not live and stable >= STABLE_LOOKS and not self._crew.of_role("producer"):
+                return not reason, reason
         return False, reason or "the counts did not come to rest"
 
     def _drain_blindly(self) -> tuple[bool, str]:
@@ -306,31 +314,30 @@ class Engine:
         return (time.monotonic_ns() - self._start_ns) / 1e9
 
     def _sample(self) -> None:
-        files, threads = 0, 0
+        """Write the size of the log, and what each worker has open, as the kernel shows it."""
+        now = time.monotonic_ns()
+        try:
+            self._samples.append({"t": now, "wal_bytes": os.stat(f"{self._database}-wal").st_size})
+        except FileNotFoundError:
+            return
         for process in self._crew.of_role("worker"):
             try:
-                files = max(files, len(os.listdir(f"/proc/{process.pid}/fd")))
-                threads = max(threads, len(os.listdir(f"/proc/{process.pid}/task")))
+                counts = {
+                    "open_files": len(os.listdir(f"/proc/{process.pid}/fd")),
+                    "threads": len(os.listdir(f"/proc/{process.pid}/task")),
+                }
             except (FileNotFoundError, ProcessLookupError, PermissionError):
                 continue  # It has just been killed.
-        try:
-            wal_bytes = os.stat(f"{self._database}-wal").st_size
-        except FileNotFoundError:
-            wal_bytes = 0
-        self._samples.append(
-            {
-                "t": time.monotonic_ns(),
-                "wal_bytes": wal_bytes,
-                "open_files": files,
-                "threads": threads,
-            }
-        )
+            facts = {"t": now, "pid": process.pid, "process": process.name}
+            self._samples.append(facts | counts)
 
     def _tell(self, phase: Phase, *, force: bool = False) -> None:
         if not self._start_ns and not force:
             return
         crew, hits = self._crew, self._nemesis.hits
-        slots = [process.slot for process in crew.of_role("producer")]
+        if phase == "chaos":
+            slots = [process.slot for process in crew.of_role("producer")]
+            self._enqueued = max(self._enqueued, sum(map(crew.board.progress, slots)))
         self._show(
             Progress(
                 phase=phase,
@@ -340,7 +347,7 @@ class Engine:
                 terms=hits["term"],
                 locks=hits["lock"],
                 cells=len(self._nemesis.cells),
-                enqueued=0 if phase == "judge" else sum(map(crew.board.progress, slots)),
+                enqueued=self._enqueued,
                 workers=len(crew.of_role("worker")),
                 counts=self._counts,
             )

@@ -6,11 +6,12 @@ environment that the supervisor gives it, and ends by SIGTERM or with the superv
 
 import json
 import os
+import select
 import signal
 import sqlite3
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
@@ -26,13 +27,41 @@ from killproof_evidence.target import Client, Indefinite, Target
 #: Requests for a key that the sink has applied already; beside the effects, for they had none.
 REPEATS: Final = "repeats.jsonl"
 OBSERVE_SECONDS: Final = 0.1
+#: Between two looks of a producer that holds back.
+HOLD_SECONDS: Final = 0.01
 #: How long the foreign program waits for the lock it wants to hold.
 LOCK_WAIT_SECONDS: Final = 20.0
 
 
-def stop_on_sigterm() -> threading.Event:
+class Stop:
+    """An event that a signal handler may set: a pipe, readable from then on.
+
+    Not `threading.Event`: its lock is not reentrant, so a handler that interrupts `wait` in the
+    main thread while that holds the lock waits for itself for ever, and the process never ends.
+    """
+
+    def __init__(self) -> None:
+        """Open the pipe."""
+        self._reader, self._writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def set(self) -> None:
+        """Set it, for good; safe in a handler that interrupts anything here."""
+        with suppress(BlockingIOError):  # A full pipe is set as well.
+            os.write(self._writer, b"!")
+
+    def is_set(self) -> bool:
+        """Say whether it was set."""
+        return self.wait(0)
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until it is set, at most so long; say whether it is."""
+        ready, _, _ = select.select([self._reader], [], [], seconds)
+        return bool(ready)
+
+
+def stop_on_sigterm() -> Stop:
     """Return an event that SIGTERM sets."""
-    stopped = threading.Event()
+    stopped = Stop()
     signal.signal(signal.SIGTERM, lambda _signal, _frame: stopped.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's; it sends SIGTERM.
     return stopped
@@ -55,6 +84,8 @@ def produce(target: Target, place: Path, store: Store, name: str, start_ns: int)
         operation = operations[number]
         due_ns = start_ns + operation.at_ms * 1_000_000
         stopped.wait(max(0.0, (due_ns - time.monotonic_ns()) / 1e9))
+        while hook.is_held() and not stopped.wait(HOLD_SECONDS):
+            pass
         if stopped.is_set():
             break
         hook.set_progress(number + 1)

@@ -125,14 +125,13 @@ class WarmServer:
         elif role == "producer":
             roles.produce(self._target, place, store, rest["name"], rest["start_ns"])
         elif role == "sink":
-            roles.serve_sink(store, place / rest["told"])
+            roles.serve_sink(store, Path(rest["told"]))
         elif role == "lock":
-            roles.hold_lock(place / rest["database"], place / rest["told"], rest["length_ms"])
+            roles.hold_lock(Path(rest["database"]), Path(rest["told"]), rest["length_ms"])
         else:
             assert role == "observer", role
-            roles.observe(
-                place / rest["database"], rest["table"], rest["state"], place / rest["told"]
-            )
+            told, database = Path(rest["told"]), Path(rest["database"])
+            roles.observe(database, rest["table"], rest["state"], told)
 
 
 def main() -> None:

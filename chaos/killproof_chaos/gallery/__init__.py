@@ -12,3 +12,4 @@ class Fault:
     promise: str  #: the property that the intended checker finds violated
     kind: str  #: the class of real-world fault that it stands for
     right: str  #: the line of `minimal` that it lacks
+    unreached: frozenset[str] = frozenset()  #: sync points of `minimal` that it never passes

@@ -12,6 +12,7 @@ FAULT: Final = Fault(
     promise="P1",
     kind="work held in memory: a crash between taking and finishing loses it",
     right="UPDATE job SET state = 'leased', deadline_ns = ?: the row stays while its job runs",
+    unreached=frozenset(f"extend.{m}" for m in ("begin", "locked", "written", "committed")),
 )
 
 PUT_BACK: Final = """INSERT INTO job (id, kind, payload, state, priority, due_ms, max_attempts,

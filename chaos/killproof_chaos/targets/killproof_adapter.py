@@ -10,6 +10,7 @@ import json
 import logging
 import sqlite3
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -18,12 +19,13 @@ from typing import Any, Final
 from killproof import Host, KillproofError, Lease, Queue, operations
 from killproof.core import model, sync
 from killproof.core.database import Transaction
-from killproof.worker import Context, Handlers, Permanent, Worker
+from killproof.worker import Context, Handlers, Permanent, Snooze, Worker
 from killproof_chaos import hook, phases
 from killproof_chaos.recording import Recorder, open_recorder, process_name
 from killproof_chaos.workload import KINDS
 from killproof_evidence import effect
 from killproof_evidence.contract import Contract
+from killproof_evidence.records import without_alarms
 from killproof_evidence.target import AuditMapping, Definite, Indefinite, JobRow
 
 LEASE_SECONDS: Final = 0.5
@@ -31,6 +33,7 @@ RETRY: Final = "fixed:0.05"
 #: Longer than every sleep of the workload, shorter than its hang.
 TIMEOUT_SECONDS: Final = 1.2
 GRACE_SECONDS: Final = 0.25
+SNOOZE_SECONDS: Final = 0.1
 #: Production has one checkpoint in hundreds of commits; a run of seconds must see dozens.
 CHECKPOINT_COMMITS: Final = 25
 
@@ -78,10 +81,11 @@ class RecordedQueue(Queue):
     ) -> Lease | None:
         """Ack and claim in one transaction: two operations of the history, one after the other."""
         ack = super().ack_and_claim
+        since = time.monotonic_ns()
         following = self._recorder.call(
             "ack", lambda: ack(lease, result, kinds), job=lease.job.id, fence=lease.fence
         )
-        return self._recorder.call("claim", lambda: following, told=_claimed)
+        return self._recorder.call("claim", lambda: following, since=since, told=_claimed)
 
     def extend(self, lease: Lease) -> Lease:
         """Extend, on record."""
@@ -97,8 +101,12 @@ class RecordedQueue(Queue):
 
     @contextmanager
     def completing(self, lease: Lease, result: object = None) -> Iterator[Transaction]:
-        """Ack together with the caller's SQL, on record."""
+        """Ack together with the caller's SQL, on record.
+
+        It runs inside a handler, where the worker's alarm raises; its completion must not be cut.
+        """
         with (
+            without_alarms(),
             self._recorder.during("ack", job=lease.job.id, fence=lease.fence),
             super().completing(lease, result) as tx,
         ):
@@ -240,6 +248,8 @@ def play(context: Context) -> object:
     payload = context.payload
     assert isinstance(payload, dict)
     attempt, fence = context.job.attempt, context.lease.fence
+    if payload.get("snooze") and context.job.deliveries == 1:
+        raise Snooze(SNOOZE_SECONDS)
     try:
         result = effect.run(
             payload, job=context.job.id, attempt=attempt, fence=fence, sync=hook.hook

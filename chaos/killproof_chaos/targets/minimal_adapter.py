@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from killproof_chaos import hook
-from killproof_chaos.engines.roles import stop_on_sigterm
+from killproof_chaos.engines.roles import Stop, stop_on_sigterm
 from killproof_chaos.gallery import Fault
 from killproof_chaos.recording import Recorder, open_recorder, process_name
 from killproof_chaos.targets.minimal_queue import Lease, LeaseLost, MinimalQueue
@@ -37,6 +37,7 @@ CONTRACT: Final = Contract(
         "grace_ms": 10_000,
         "recovery_ms": 10_000,
         "busy_ms": 30_000,
+        "drain_ms": 5_000,
     },
     edges={
         "start": ("scheduled", "available"),
@@ -56,7 +57,6 @@ class MinimalTarget:
     """A queue of `minimal`'s make, at level 1 with sync points of its own."""
 
     contract = CONTRACT
-    sync_points = SYNC_POINTS
     database = "queue.db"
     audit: AuditMapping | None = AuditMapping(
         table="job",
@@ -73,6 +73,7 @@ class MinimalTarget:
 
     def __init__(self, name: str, queue: type[MinimalQueue], fault: Fault | None = None) -> None:
         """Judge `queue` under this name; `fault` says what is wrong with it on purpose."""
+        self.sync_points = SYNC_POINTS - (fault.unreached if fault is not None else frozenset())
         self.name = name
         self.broken = fault is not None
         self.fault = fault
@@ -170,7 +171,7 @@ class MinimalWorker:
         queue.db.close()
         self._recorder.close()
 
-    def _extend(self, stopped: threading.Event) -> None:
+    def _extend(self, stopped: Stop) -> None:
         queue = self._make(self._path, sync=hook.hook)
         while not stopped.wait(HEARTBEAT_SECONDS):
             lease = self._lease

@@ -1,9 +1,9 @@
 """A whole job queue on one SQLite file, in one file: the healthy control of the gallery.
 
-Six rules make it healthy, and each broken queue of `gallery/` drops one of them: the row stays
-while its job runs; the claim is one statement that takes a lease, raises the fence and counts the
-attempt; a later write must name the fence; whoever finds a lease that ran out takes the job back;
-a job that used up its attempts is dead; every transaction holds the write lock from its beginning.
+Six rules make it healthy; a broken queue of `gallery/` lacks one. The row stays while its job runs.
+The claim is one statement: it takes a lease, raises the fence, counts the attempt. A later write
+names the fence. Whoever finds a lease that ran out takes the job back. A job that used up its
+attempts is dead. Every transaction holds the write lock from its beginning.
 
 What it is not: fair between many processes, fast at `synchronous=FULL`, or quick to notice a
 killed worker (it waits for the lease). `killproof.core` is those three more.
@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 SCHEMA: Final = """
+PRAGMA journal_mode = wal; PRAGMA synchronous = FULL;  -- what is acknowledged survives a power cut
 CREATE TABLE IF NOT EXISTS job (
     id           INTEGER PRIMARY KEY AUTOINCREMENT,
     kind         TEXT    NOT NULL,
-    payload      TEXT    NOT NULL CHECK (json_valid(payload)),
+    payload      TEXT    NOT NULL,              -- JSON
     state        TEXT    NOT NULL,              -- scheduled available leased succeeded dead
     priority     INTEGER NOT NULL,              -- 0 is the most urgent
     due_ms       INTEGER NOT NULL,              -- wall clock, milliseconds since the epoch
@@ -33,7 +34,7 @@ CREATE TABLE IF NOT EXISTS job (
     error        TEXT,
     CHECK ((state = 'leased') = (deadline_ns IS NOT NULL))
 ) STRICT;
-CREATE INDEX IF NOT EXISTS job_claim ON job (priority, due_ms, id) WHERE state = 'available';
+CREATE INDEX IF NOT EXISTS job_first ON job (priority, due_ms, id) WHERE state = 'available';
 CREATE INDEX IF NOT EXISTS job_due ON job (due_ms) WHERE state = 'scheduled';
 CREATE INDEX IF NOT EXISTS job_lease ON job (deadline_ns) WHERE state = 'leased';
 """
@@ -60,10 +61,7 @@ class MinimalQueue:
 
     def __init__(self, path: Path, sync: Callable[[str], None] = lambda _point: None) -> None:
         """Open or create the queue; `sync` is told the name of each moment a crash may hit."""
-        self.sync = sync
-        self.db = sqlite3.connect(path, timeout=30, isolation_level=None)
-        self.db.execute("PRAGMA journal_mode = wal")
-        self.db.execute("PRAGMA synchronous = FULL")  # What was acknowledged survives a power cut.
+        self.sync, self.db = sync, sqlite3.connect(path, timeout=30, isolation_level=None)
         self.db.executescript(SCHEMA)
 
     @contextmanager
@@ -90,12 +88,11 @@ class MinimalQueue:
     ) -> int:  # fmt: skip
         """Store a job and return its id; with a key that exists, return the id of its job."""
         text = json.dumps(payload, ensure_ascii=False, allow_nan=False)
-        state, due_ms = ("scheduled" if delay_ms > 0 else "available"), now_ms() + delay_ms
-        job = (kind, text, state, priority, due_ms, key, max_attempts)
+        state = "scheduled" if delay_ms > 0 else "available"
+        job = (kind, text, state, priority, now_ms() + delay_ms, key, max_attempts)
         with self.writing("enqueue") as db:
-            found = db.execute("SELECT id FROM job WHERE key = ?", (key,)).fetchone()
-            row = found or db.execute(self.INSERT, job).fetchone()
-        return int(row[0])
+            row = db.execute("SELECT id FROM job WHERE key = ?", (key,)).fetchone()
+            return int((row or db.execute(self.INSERT, job).fetchone())[0])
 
     REAP = """UPDATE job SET state = iif(attempts < max_attempts, 'available', 'dead'),
                              deadline_ns = NULL, error = 'the lease ran out'
@@ -138,8 +135,8 @@ class MinimalQueue:
     def nack(self, lease: Lease, error: str, permanent: bool = False) -> None:
         """Schedule the next attempt, later each time, or end the job; raises LeaseLost."""
         with self.writing("nack") as db:
-            due_ms = now_ms() + self.BACKOFF_MS * 2 ** (lease.attempt - 1)
-            change(db, self.NACK, lease, permanent, due_ms, error)
+            delay_ms = self.BACKOFF_MS * 2 ** (lease.attempt - 1)
+            change(db, self.NACK, lease, permanent, now_ms() + delay_ms, error)
 
 
 def change(db: sqlite3.Connection, sql: str, lease: Lease, *values: object) -> None:

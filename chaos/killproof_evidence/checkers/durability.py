@@ -129,8 +129,8 @@ def _check_effect(tally: Tally, story: Story) -> None:
 
 def _check_cause(evidence: Evidence, tally: Tally, story: Story, change: Change) -> None:
     """Look for what ended this lease: an outcome, a cancel, a death or the deadline."""
-    fence = _fence_before(story, change)
-    if any(op.type != "fail" and op.f != "extend" and op.fence == fence for op in story.outcomes):
+    fence = change.fence_before
+    if story.settled(fence):
         return
     if change.new == "cancelled" and story.tried("cancel"):
         return
@@ -152,16 +152,6 @@ def _check_cause(evidence: Evidence, tally: Tally, story: Story, change: Change)
             at_end(holder),
             change.at,
         )
-
-
-def _fence_before(story: Story, change: Change) -> int | None:
-    """Return the token of the lease that a change ended."""
-    before = None
-    for other in story.changes:
-        if other is change:
-            break
-        before = other
-    return before.fence if before is not None else change.fence
 
 
 def conservation(evidence: Evidence) -> Finding:

@@ -1,8 +1,11 @@
 """P6: exactly one effect where promised; elsewhere each further one has a fault to blame."""
 
+from itertools import pairwise
+
 from killproof_evidence.checkers.leases import certainly_live_until
 from killproof_evidence.evidence import HTTP, TABLE, Evidence, Execution, Story, at, at_end, where
 from killproof_evidence.finding import Finding, Tally
+from killproof_evidence.history import Operation
 
 
 def single_effect(evidence: Evidence) -> Finding:
@@ -27,11 +30,22 @@ def single_effect(evidence: Evidence) -> Finding:
                     execution.at,
                     (execution.file, execution.line_effect),
                 )
-        for first, second in zip(story.executions, story.executions[1:], strict=False):
+        ordered = _in_order_of_claims(story.executions)
+        for first, second in pairwise(ordered):
             if not _excused(evidence, story, first, second):
                 _accuse(tally, story, first, second)
     tally.figures["repeated_effects"] = repeated
     return tally.finding("no handler started", level=level if isinstance(level, str) else None)
+
+
+def _in_order_of_claims(executions: list[Execution]) -> list[Execution]:
+    """Order executions by token: a worker stopped before its handler may start after a later one.
+
+    Where a queue has no token, the order of the starts must do.
+    """
+    if len(executions) < 2 or any(execution.fence is None for execution in executions):
+        return executions
+    return sorted(executions, key=lambda execution: (execution.fence or 0, execution.t))
 
 
 def _check_rows(tally: Tally, story: Story) -> None:
@@ -61,11 +75,12 @@ def _check_posts(tally: Tally, story: Story) -> None:
 
 def _excused(evidence: Evidence, story: Story, first: Execution, second: Execution) -> bool:
     """Say whether a fault, or the script itself, explains that the job ran once more."""
-    if not first.ended or first.outcome not in {"ok", "sleep", None}:
+    if first.outcome not in {"ok", "sleep", None}:
         return True
-    outcomes = [
-        op for op in story.outcomes if op.f != "extend" and _belongs(story, op.fence, first)
-    ]
+    if not first.ended and not story.claims:
+        # Nothing is known of its lease: a target that records no claims.
+        return True
+    outcomes = [op for op in _outcomes(story, first) if op.f != "extend"]
     if any(op.f == "ack" and op.type == "ok" for op in outcomes):
         return bool(story.told("replay")) or story.tried("replay")
     if any(op.type == "info" or (op.f != "ack" and op.type == "ok") for op in outcomes):
@@ -74,39 +89,45 @@ def _excused(evidence: Evidence, story: Story, first: Execution, second: Executi
     death = evidence.death_floor(first.pid)
     if death is not None and death <= second.t:
         return True
-    if _was_paused(evidence, first, second):
-        return True
     return _had_run_out(evidence, story, first, second)
 
 
-def _belongs(story: Story, fence: int | None, execution: Execution) -> bool:
+def _outcomes(story: Story, execution: Execution) -> list[Operation]:
+    """Return what was said of this execution; without tokens, of the job."""
     token = execution.fence if execution.fence is not None else execution.attempt
-    return fence is None or token is None or fence == token
-
-
-def _was_paused(evidence: Evidence, first: Execution, second: Execution) -> bool:
-    for start, end in evidence.pauses.get(first.pid, ()):
-        if start <= second.t and end >= first.t:
-            return True
-    return evidence.stalled_ns(first.t, second.t) > 0
+    return story.outcomes if token is None else story.outcomes_of(token) + story.outcomes_of(None)
 
 
 def _had_run_out(evidence: Evidence, story: Story, first: Execution, second: Execution) -> bool:
-    """Say whether the first lease may have run out before the second execution began."""
+    """Say whether the first lease may have run out before the second execution began.
+
+    A pause needs no clause of its own where the length of a lease is known: it explains a second
+    run only if it outlasted the lease.
+    """
+    lease_ms = evidence.lease_ms(story)
+    if lease_ms is None:
+        return _was_paused(evidence, first, second)
     claim = story.claim_of(first.fence)
     if claim is None or claim.type != "ok":
-        lease_ms = evidence.lease_ms(story)
-        return lease_ms is None or second.t - first.t >= lease_ms * 1_000_000
+        return second.t - first.t >= lease_ms * 1_000_000
     live_until = certainly_live_until(evidence, story, claim, before=second.t)
     return live_until is None or second.t >= live_until
 
 
+def _was_paused(evidence: Evidence, first: Execution, second: Execution) -> bool:
+    since, until = min(first.t, second.t), max(first.t, second.t)
+    paused = any(
+        start <= until and end >= since for start, end in evidence.pauses.get(first.pid, ())
+    )
+    return paused or evidence.stalled_ns(since, until) > 0
+
+
 def _accuse(tally: Tally, story: Story, first: Execution, second: Execution) -> None:
-    acks = [op for op in story.outcomes if _belongs(story, op.fence, first)][:3]
+    acks = _outcomes(story, first)[:3]
     end = (first.file, first.line_end)
     tally.violate(
         story.label,
-        f"job {story.label} ran to its end and then ran again, and no fault explains it",
+        f"job {story.label} ran to its end and ran once more, and no fault explains it",
         first.at,
         end,
         *(at(op) for op in acks),

@@ -1,6 +1,19 @@
 """P4, P5: one live lease at a time, and no outcome under an old one."""
 
-from killproof_evidence.evidence import OUTCOMES, Change, Evidence, Story, at, at_end, where
+from bisect import bisect_left
+from itertools import pairwise
+from operator import itemgetter
+
+from killproof_evidence.evidence import (
+    LEADS_TO,
+    OUTCOMES,
+    Change,
+    Evidence,
+    Story,
+    at,
+    at_end,
+    where,
+)
 from killproof_evidence.finding import Finding, Tally
 from killproof_evidence.history import Operation
 
@@ -9,13 +22,6 @@ from killproof_evidence.history import Operation
 CLAIMS_BACK = 4
 #: Doubt in placing a commit on the monotonic clock, ns: two clocks and a millisecond's rounding.
 DOUBT_NS = 10_000_000
-#: The states in which an accepted outcome may leave the job.
-LEADS_TO = {
-    "ack": {"succeeded"},
-    "nack": {"retryable", "scheduled", "available", "dead", "held"},
-    "release": {"available", "scheduled"},
-    "snooze": {"available", "scheduled", "retryable"},
-}
 
 
 def lease_exclusion(evidence: Evidence) -> Finding:
@@ -32,7 +38,7 @@ def lease_exclusion(evidence: Evidence) -> Finding:
         for change in story.changes:
             if change.takes and change.old == "leased":
                 _check_taken_over(evidence, tally, story, change)
-        for first, second in zip(story.executions, story.executions[1:], strict=False):
+        for first, second in pairwise(story.executions):
             if first.t_end is not None and second.t < first.t_end:
                 overlaps += 1
                 overlap_ns += first.t_end - second.t
@@ -58,10 +64,16 @@ def _check_pair(
             at_end(second),
         )
         return
-    live_until = certainly_live_until(evidence, story, first, before=second.t)
-    if live_until is None or first.t_end is None or second.t_end is None:
+    if first.t_end is None or second.t_end is None:
         return
-    if first.t_end < second.t and second.t_end < live_until:
+    both_told = max(first.t_end, second.t_end)
+    live_until = certainly_live_until(evidence, story, first, before=second.t)
+    second_until = certainly_live_until(evidence, story, second, before=both_told)
+    if live_until is None or second_until is None or second.t_end >= live_until:
+        return
+    # One after the other, the first was live at the commit of the second. At the same time, the
+    # order of the commits is open, but if both are live when both are told, they overlap.
+    if first.t_end < second.t or both_told < min(live_until, second_until):
         tally.violate(
             story.label,
             f"{second.process} claimed job {story.label} while {first.process} held it: "
@@ -74,8 +86,7 @@ def _check_pair(
 
 
 def _check_taken_over(evidence: Evidence, tally: Tally, story: Story, change: Change) -> None:
-    before = story.changes[story.changes.index(change) - 1]
-    holder = lease_was_live(evidence, story, before.fence, change)
+    holder = lease_was_live(evidence, story, change.fence_before, change)
     if holder is not None:
         tally.violate(
             story.label,
@@ -83,7 +94,7 @@ def _check_taken_over(evidence: Evidence, tally: Tally, story: Story, change: Ch
             f"{holder.process}, which lived and whose deadline was to come",
             at(holder),
             at_end(holder),
-            before.at,
+            where(change.before),
             change.at,
         )
 
@@ -109,8 +120,8 @@ def certainly_live_until(
     if claim.pid in evidence.history.ends:
         end = evidence.history.ends[claim.pid][2]
     bounds = [] if end is None else [end]
-    for op in story.outcomes:
-        if op.fence != claim.fence or op.type == "fail":
+    for op in story.outcomes_of(claim.fence):
+        if op.type == "fail":
             continue
         if op.f != "extend":
             bounds.append(op.t)
@@ -125,9 +136,9 @@ def lease_was_live(
 ) -> Operation | None:
     """Return the claim whose lease was live beyond doubt when a change committed, if it was."""
     claim = story.claim_of(fence)
-    if claim is None or claim.type != "ok" or evidence.clock_stepped:
+    moment = evidence.moment(change.t_ms)
+    if claim is None or claim.type != "ok" or moment is None:
         return None
-    moment = evidence.monotonic(change.t_ms)
     live_until = certainly_live_until(evidence, story, claim, before=moment)
     return claim if live_until is not None and moment + DOUBT_NS < live_until else None
 
@@ -138,12 +149,8 @@ def fenced_outcome(evidence: Evidence) -> Finding:
     refused = 0
     for story in evidence.stories:
         _check_rising(tally, story)
-        ended: dict[int | None, Change] = {}
-        fence = None
-        for change in story.changes:
-            if change.ends:
-                ended[fence] = change
-            fence = change.fence
+        ended = {change.fence_before: change for change in story.changes if change.ends}
+        passed_on = _passed_on(story)
         accepted: dict[int | None, Operation] = {}
         for op in story.outcomes:
             refused += op.type == "fail"
@@ -152,7 +159,7 @@ def fenced_outcome(evidence: Evidence) -> Finding:
             tally.checked += 1
             if op.fence is None:
                 tally.missing(f"an accepted {op.f} carries no token")
-            elif _check_superseded(tally, story, op, accepted):
+            elif _check_superseded(tally, story, op, accepted, passed_on):
                 continue
             elif op.f in OUTCOMES and story.changes:
                 _check_moved(tally, story, op, ended.get(op.fence))
@@ -179,23 +186,32 @@ def _check_rising(tally: Tally, story: Story) -> None:
         last = change
 
 
+def _passed_on(story: Story) -> list[tuple[int, Operation]]:
+    """Return when the job had certainly gone to a higher token: (time, claim), rising in both."""
+    steps: list[tuple[int, Operation]] = []
+    known = (op for op in story.claims if op.type == "ok" and op.t_end is not None)
+    for op in sorted(known, key=_end_of):
+        if op.fence is not None and (not steps or op.fence > (steps[-1][1].fence or 0)):
+            steps.append((_end_of(op), op))
+    return steps
+
+
+def _end_of(op: Operation) -> int:
+    return op.t if op.t_end is None else op.t_end
+
+
 def _check_superseded(
-    tally: Tally, story: Story, op: Operation, accepted: dict[int | None, Operation]
+    tally: Tally,
+    story: Story,
+    op: Operation,
+    accepted: dict[int | None, Operation],
+    passed_on: list[tuple[int, Operation]],
 ) -> bool:
     """Accuse an outcome that began after its lease had certainly passed on or ended."""
-    later = next(
-        (
-            claim
-            for claim in story.claims
-            if claim.type == "ok"
-            and claim.fence is not None
-            and op.fence is not None
-            and claim.fence > op.fence
-            and claim.t_end is not None
-            and claim.t_end < op.t
-        ),
-        None,
-    )
+    index = bisect_left(passed_on, op.t, key=itemgetter(0))
+    later = passed_on[index - 1][1] if index else None
+    if later is not None and (later.fence or 0) <= (op.fence or 0):
+        later = None
     first = accepted.get(op.fence)
     if later is not None:
         tally.violate(

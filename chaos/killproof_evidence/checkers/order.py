@@ -77,7 +77,7 @@ def claim_order(evidence: Evidence) -> Finding:
             queue.put(change)
         else:
             queue.take(story)
-    return tally.finding("no audit: the target's table is not mapped")
+    return tally.finding("no claim is in the audit")
 
 
 def _check_claim(
@@ -95,8 +95,7 @@ def _check_claim(
     if not firsts:
         return
     best = min(firsts, key=_rank)
-    index = story.changes.index(change)
-    before = story.changes[index - 1] if index else change
+    before = change.before or change
     if best.story is not story and _rank(best) < _rank(before):
         tally.violate(
             story.label,

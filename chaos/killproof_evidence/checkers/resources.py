@@ -185,7 +185,7 @@ def _check_given_back(
     outcomes = [op for op in story.outcomes if op.fence == claim.fence and op.pid == claim.pid]
     # A refused extension told the worker that the lease was gone: nothing was left to give back.
     ended = [op for op in outcomes if op.f != "extend" or op.type == "fail"]
-    if not ended and not story.tried("cancel"):
+    if not ended and not story.tried("cancel") and not _was_taken(evidence, story, claim):
         tally.violate(
             story.label,
             f"{claim.process} stopped on SIGTERM and left job {story.label} leased",
@@ -197,8 +197,8 @@ def _check_given_back(
     released = next((op for op in outcomes if op.f == "release" and op.type == "ok"), None)
     if released is None:
         return
-    before = None
     for change in story.changes:
+        before = change.before
         if before is not None and change.ends and before.fence == claim.fence:
             known = change.forgiven is not None and before.forgiven is not None
             if known and (change.forgiven or 0) <= (before.forgiven or 0):
@@ -210,4 +210,16 @@ def _check_given_back(
                     before.at,
                     change.at,
                 )
-        before = change
+
+
+def _was_taken(evidence: Evidence, story: Story, claim: Operation) -> bool:
+    """Say whether the lease had ended in the file before its process did.
+
+    A worker that noticed by its own clock gives nothing back, and says nothing to the queue.
+    """
+    _, _, exited = evidence.history.ends[claim.pid]
+    for change in story.changes:
+        if change.ends and change.fence_before == claim.fence:
+            moment = evidence.moment(change.t_ms)
+            return moment is not None and moment <= exited
+    return False

@@ -1,5 +1,7 @@
 """P8, P9, P10: how often, and not before when."""
 
+from bisect import bisect_right
+
 from killproof_evidence.evidence import Change, Evidence, Story, at, at_end, where
 from killproof_evidence.finding import Finding, Tally
 from killproof_evidence.history import Operation
@@ -25,10 +27,8 @@ def bounded_attempts(evidence: Evidence) -> Finding:
     return tally.finding("no handler started")
 
 
-def _forgiven(story: Story, change: Change | None = None) -> int:
+def _forgiven(story: Story) -> int:
     """Return the starts that are no attempt, as the queue counts them, or as it was asked."""
-    if change is not None and change.forgiven is not None:
-        return change.forgiven
     told = [story.row.forgiven] if story.row else []
     told += [c.forgiven for c in story.changes[-1:] if c.forgiven is not None]
     asked = sum(op.f in {"release", "snooze"} and op.type != "fail" for op in story.outcomes)
@@ -64,10 +64,10 @@ def _check_starts(evidence: Evidence, tally: Tally, story: Story) -> None:
 
 def _check_counting(evidence: Evidence, tally: Tally, story: Story) -> None:
     """Each claim counts in its own commit, and a used-up job does not come back."""
-    before: Change | None = None
     maximum = evidence.max_attempts(story)
+    forgiven = _forgiven(story)
     for change in story.changes:
-        counted = change.attempts
+        before, counted = change.before, change.attempts
         if before is not None and counted is not None and before.attempts is not None:
             if change.takes and counted <= before.attempts:
                 tally.violate(
@@ -81,7 +81,7 @@ def _check_counting(evidence: Evidence, tally: Tally, story: Story) -> None:
                 change.ends
                 and change.new in WAITING
                 and maximum is not None
-                and counted - _forgiven(story, change) >= maximum
+                and counted - (forgiven if change.forgiven is None else change.forgiven) >= maximum
             ):
                 tally.violate(
                     story.label,
@@ -90,7 +90,6 @@ def _check_counting(evidence: Evidence, tally: Tally, story: Story) -> None:
                     before.at,
                     change.at,
                 )
-        before = change
 
 
 def _check_grave(tally: Tally, story: Story) -> None:
@@ -120,9 +119,13 @@ def backoff(evidence: Evidence) -> Finding:
             if len(story.executions) > 1:
                 tally.missing("the contract declares no retry policy")
             continue
-        for op in story.outcomes:
-            if op.f in {"nack", "snooze"} and op.type == "ok":
-                _check_delay(tally, story, op, str(policy))
+        failed = [op for op in story.outcomes if op.f in {"nack", "snooze"} and op.type == "ok"]
+        if failed:
+            claims = [op for op in story.claims if op.type == "ok"]
+            attempts = _attempts(story)
+            for op in failed:
+                delay_ms = _delay_of(op, str(policy), attempts)
+                _check_delay(tally, story, op, delay_ms, claims)
         _check_crashes(evidence, tally, story, str(policy), slack_ms)
     return tally.finding("no attempt failed and was tried again")
 
@@ -147,22 +150,35 @@ def delay_ms_min(policy: str, attempt: int) -> float:
     raise ValueError(f"retry policy {policy!r} is unknown")
 
 
-def _check_delay(tally: Tally, story: Story, op: Operation, policy: str) -> None:
+def _attempts(story: Story) -> dict[int | None, int]:
+    """Return the number of the attempt under each token, from 1, forgiven starts not counted."""
+    found = {e.fence: e.attempt for e in story.executions if e.attempt is not None}
+    for change in story.changes:
+        if change.takes and change.attempts is not None:
+            found[change.fence] = change.attempts - (change.forgiven or 0)
+    return found
+
+
+def _delay_of(op: Operation, policy: str, attempts: dict[int | None, int]) -> float:
+    """Return the delay that was asked for, else the policy's shortest, in ms."""
+    for value in (op.value, op.value_end):
+        if isinstance(value, dict) and value.get("delay_ms") is not None:
+            return float(value["delay_ms"])
+    return 0 if op.f == "snooze" else delay_ms_min(policy, max(1, attempts.get(op.fence, 1)))
+
+
+def _check_delay(
+    tally: Tally, story: Story, op: Operation, delay_ms: float, claims: list[Operation]
+) -> None:
     """Hold an acknowledged failure against the next claim: both are on one clock."""
-    following = next(
-        (
-            claim
-            for claim in story.claims
-            if claim.type == "ok" and claim.t > op.t and claim.fence != op.fence
-        ),
-        None,
-    )
+    index = bisect_right(claims, op.t, key=_begin_of)
+    following = claims[index] if index < len(claims) else None
     if following is None or following.t_end is None:
         return
+    if any(c.f == "replay" and op.t < c.t < following.t_end for c in story.controls):
+        # A person wanted it at once.
+        return
     tally.checked += 1
-    delay_ms = _asked_delay(op)
-    if delay_ms is None:
-        delay_ms = 0 if op.f == "snooze" else delay_ms_min(policy, _attempt_of(story, op.fence))
     passed_ms = (following.t_end - op.t) / 1e6
     if passed_ms < delay_ms - ROUNDING_MS:
         tally.violate(
@@ -176,22 +192,8 @@ def _check_delay(tally: Tally, story: Story, op: Operation, policy: str) -> None
         )
 
 
-def _asked_delay(op: Operation) -> float | None:
-    for value in (op.value, op.value_end):
-        if isinstance(value, dict) and value.get("delay_ms") is not None:
-            return float(value["delay_ms"])
-    return None
-
-
-def _attempt_of(story: Story, fence: int | None) -> int:
-    """Return the attempt under a token, from 1, forgiven starts not counted."""
-    for change in story.changes:
-        if change.takes and change.fence == fence and change.attempts is not None:
-            return max(1, change.attempts - (change.forgiven or 0))
-    for execution in story.executions:
-        if execution.fence == fence and execution.attempt is not None:
-            return max(1, execution.attempt)
-    return 1
+def _begin_of(op: Operation) -> int:
+    return op.t
 
 
 def _check_crashes(
@@ -202,14 +204,15 @@ def _check_crashes(
     Whoever reaped it read the clock up to one claim before the commit: that much is in doubt.
     """
     crashes = 0
+    forgiven = _forgiven(story)
     parameters = evidence.contract.parameters
     first = parameters.get("crash_first", "immediate") == "immediate"
     later = parameters.get("crash_later", "policy") == "immediate"
     ended: Change | None = None
-    fence: int | None = None
     for change in story.changes:
         if ended is not None and change.takes:
-            delay_ms = delay_ms_min(policy, max(1, (ended.attempts or 1) - _forgiven(story, ended)))
+            spared = forgiven if ended.forgiven is None else ended.forgiven
+            delay_ms = delay_ms_min(policy, max(1, (ended.attempts or 1) - spared))
             passed_ms = change.t_ms - ended.t_ms
             if not (first if crashes == 1 else later):
                 tally.checked += 1
@@ -222,15 +225,8 @@ def _check_crashes(
                         change.at,
                     )
             ended = None
-        if change.ends and change.new in WAITING and not _has_outcome(story, fence):
+        if change.ends and change.new in WAITING and not story.settled(change.fence_before):
             ended, crashes = change, crashes + 1
-        fence = change.fence
-
-
-def _has_outcome(story: Story, fence: int | None) -> bool:
-    return any(
-        op.f != "extend" and op.type != "fail" and op.fence == fence for op in story.outcomes
-    )
 
 
 def _claim_ms_max(evidence: Evidence) -> float:
@@ -250,8 +246,8 @@ def never_early(evidence: Evidence) -> Finding:
         if delay_ms > 0:
             tally.checked += 1
             _check_first(tally, story, delay_ms)
-        before: Change | None = None
         for change in story.changes:
+            before = change.before
             if before is not None and change.takes and change.old != "leased":
                 due_ms = before.due_ms
                 waited = due_ms is not None and due_ms > before.t_ms
@@ -264,7 +260,6 @@ def never_early(evidence: Evidence) -> Finding:
                         before.at,
                         change.at,
                     )
-            before = change
     return tally.finding("no job had to wait")
 
 

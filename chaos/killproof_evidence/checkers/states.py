@@ -23,7 +23,7 @@ def allowed_edges(evidence: Evidence) -> Finding:
                 story.label,
                 f"job {story.label} went from {change.old or 'nothing'} to "
                 f"{change.new or 'nothing'}, which the contract does not allow",
-                *(other.at for other in _around(story, change)),
+                *(other.at for other in _around(change)),
             )
         elif (
             change.old in TERMINAL
@@ -33,15 +33,17 @@ def allowed_edges(evidence: Evidence) -> Finding:
             tally.violate(
                 story.label,
                 f"job {story.label} left {change.old} for {change.new}, and nobody replayed it",
-                *(other.at for other in _around(story, change)),
+                *(other.at for other in _around(change)),
             )
     return tally.finding("no audit: the target's table is not mapped")
 
 
-def _around(story: Story, change: Change) -> list[Change]:
-    """Return the change and up to four before it."""
-    index = story.changes.index(change)
-    return story.changes[max(0, index - 4) : index + 1]
+def _around(change: Change) -> list[Change]:
+    """Return the change and up to four before it, oldest first."""
+    found = [change]
+    while found[-1].before is not None and len(found) < 5:
+        found.append(found[-1].before)
+    return found[::-1]
 
 
 def dead_letters(evidence: Evidence) -> Finding:
@@ -66,14 +68,15 @@ def dead_letters(evidence: Evidence) -> Finding:
 def _check_letter(evidence: Evidence, tally: Tally, story: Story, row: Row) -> None:
     asked = story.asked
     digest = asked.get("digest")
-    if story.enqueues and story.name is None:
+    if row.digest is not None and asked and row.name != asked.get("id"):
         tally.violate(
             story.label,
-            f"dead job {story.label} lost its payload: the id that was enqueued is not in it",
+            f"dead job {story.label} lost its payload: the id in it is not the one that was "
+            f"enqueued",
             at(story.enqueues[0]),
             row.at,
         )
-    elif digest is not None and row.digest != digest:
+    elif row.digest is not None and digest is not None and row.digest != digest:
         tally.violate(
             story.label,
             f"the payload of dead job {story.label} is not the one that was enqueued",

@@ -15,6 +15,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib.resources import files
 from typing import Final, Literal, LiteralString, TypeVar
 
@@ -24,7 +25,9 @@ from killproof.core.connection import Handle
 from killproof.core.errors import (
     DatabaseBusy,
     FileRefused,
+    JobNotFound,
     KillproofError,
+    LeaseLost,
     NestedTransaction,
     OutcomeUnknown,
     StorageFailed,
@@ -162,7 +165,7 @@ class Database:
         self.checkpoint_commits = CHECKPOINT_COMMITS
         #: Writes that went on without the turnstile: more than a few mean a stopped process.
         self.bypasses = 0
-        #: The death lock of this process, once something was claimed; set by `jobs`.
+        #: What deaths are seen by, and this process's own byte; set by `jobs`.
         self.liveness: Liveness | None = None
         self._dead = ""
         self._closed = False
@@ -206,17 +209,23 @@ class Database:
                 )
             _point(operation, "begin")
             _inside.add(mark)
-            held = False
+            held = refused = False
             try:
                 held = handle.turnstile.enter(min(PATIENCE_SECONDS, self.busy_limit / 2))
                 self.bypasses += not held
                 with self._transaction(handle, operation) as transaction:
                     yield transaction
                 self._commit(handle, operation, held)
+            except (LeaseLost, JobNotFound):
+                refused = True
+                raise
             finally:
                 _inside.discard(mark)
                 if held and not handle.is_inherited:
                     handle.turnstile.leave()
+                if refused:
+                    # A refusal is a fact as well: it may rest on a commit not yet durable.
+                    self._wait_for_disk(handle)
             self._after_commit(lambda: self._settle(handle, operation))
 
     @contextmanager
@@ -357,6 +366,10 @@ class Database:
         except OutcomeUnknown:
             raise
         except BaseException as error:
+            if isinstance(error, sqlite3.Error) and _primary_code(error) == sqlite3.SQLITE_FULL:
+                # The log's last frame, which commits, was not written: nothing can bring it back.
+                # An fsync that fails is another code (IOERR), and can.
+                self._raise_known(error)
             raise OutcomeUnknown(
                 f"the commit may or may not have happened ({type(error).__name__}: {error}): "
                 "look at the job, or repeat the call with the same key"
@@ -488,6 +501,8 @@ class Database:
         # Errors of the automatic checkpoint are invisible, and it is PASSIVE.
         connection.execute("PRAGMA wal_autocheckpoint = 0").fetchall()
         connection.execute("PRAGMA foreign_keys = ON")
+        # Bytes that are no UTF-8 would else stop every claim that meets them.
+        connection.text_factory = partial(str, encoding="utf-8", errors="backslashreplace")
         connection.execute(f"PRAGMA journal_size_limit = {LOG_BYTES_KEPT}").fetchall()
         if connection.execute("PRAGMA synchronous").fetchone()[0] != 1:
             raise FileRefused(f"{self.path}: SQLite did not accept synchronous=NORMAL")

@@ -13,7 +13,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self, cast
@@ -26,7 +26,7 @@ from killproof.core.errors import (
     LeaseLost,
     PayloadInvalid,
 )
-from killproof.core.host import Host
+from killproof.core.host import Host, Liveness
 from killproof.core.model import Attempt, Failure, Job, Lease
 
 #: Rows that one call promotes or reaps at most: the price of a claim has a bound.
@@ -90,6 +90,7 @@ class Queue:
         )
         self._identity: _Identity | None = None
         self._swept_ns = 0
+        self._holders_seen = 0
         self._watched: dict[int, tuple[int, int, int]] = {}
         self._full_last = True
 
@@ -340,14 +341,13 @@ class Queue:
     def _claim(self, tx: Transaction, limit: int, wanted: str | None) -> list[Lease]:
         clock = self.host.clock
         now_ms, now_ns = clock.now_ms(), clock.monotonic_ns()
-        look = now_ns - self._swept_ns >= SWEEP_INTERVAL_NS
+        # Each holder is a claimer as well: together they look once in an interval.
+        look = now_ns - self._swept_ns >= SWEEP_INTERVAL_NS * max(1, self._holders_seen)
         owner = self._register(tx, again=look)
         if look:
             self._sweep(tx, SWEEP_ROWS_MAX)
             self._swept_ns = now_ns
-        sync.point("promote.begin")
-        if tx.change(self.PROMOTE, {"now_ms": now_ms, "limit": SWEEP_ROWS_MAX}):
-            sync.point("promote.written")
+        self._promote(tx, now_ms)
         leases: list[Lease] = []
         statement = self.FIRST_OF_ALL if wanted is None else self.FIRST_OF_KINDS
         for _ in range(limit + SWEEP_ROWS_MAX):  # So many unreadable rows are passed over at most.
@@ -359,11 +359,53 @@ class Queue:
                 leases.append(lease)
         return leases
 
+    FIRST_DUE: Final = """
+        SELECT id FROM job
+         WHERE state IN ('scheduled', 'retryable') AND due_ms <= :now_ms
+         ORDER BY due_ms, id LIMIT 1"""
+
+    def _promote(self, tx: Transaction, now_ms: int) -> None:
+        """Make available what has fallen due, a bounded number of rows."""
+        sync.point("promote.begin")
+        values: dict[str, Value] = {"now_ms": now_ms, "limit": SWEEP_ROWS_MAX}
+        try:
+            if tx.change(self.PROMOTE, values):
+                sync.point("promote.written")
+        except sqlite3.IntegrityError:  # A damaged row among them: one by one, then.
+            for _ in range(SWEEP_ROWS_MAX):
+                try:
+                    tx.change(self.PROMOTE, values | {"limit": 1})
+                except sqlite3.IntegrityError as error:
+                    first = tx.row(self.FIRST_DUE, values)
+                    assert first is not None
+                    self._set_aside(tx, cast(int, first[0]), error)
+
+    SET_ASIDE: Final = """
+        UPDATE job
+           SET state = 'held', owner = NULL, lease_deadline_ns = NULL, finished_ms = NULL,
+               result = NULL, updated_ms = :now_ms, max_attempts = max(max_attempts, 1),
+               fence = max(fence, 0), deliveries = min(max(deliveries, 0), max(fence, 0)),
+               forgiven = min(max(forgiven, 0), max(deliveries, 0), max(fence, 0)),
+               error_class = 'RowDamaged', error_message = :message
+         WHERE id = :id"""
+
+    def _set_aside(self, tx: Transaction, job_id: int, error: sqlite3.IntegrityError) -> None:
+        """Hold a row that breaks the rules of the schema, for a person: it must not stop the rest.
+
+        Only a program that has switched the checks off, or a failing disk, makes such a row.
+        """
+        now_ms = self.host.clock.now_ms()
+        tx.change(self.SET_ASIDE, {"id": job_id, "now_ms": now_ms, "message": str(error)})
+
     def _lease(self, tx: Transaction, job_id: int, owner: str, now_ms: int) -> Lease | None:
-        """Take this job; None if it can not be read: it goes to the dead letters."""
+        """Take this job; None if its row is damaged: it goes to the dead letters, or is held."""
         now_ns = self.host.clock.monotonic_ns()
         values: dict[str, Value] = {"id": job_id, "owner": owner, "now_ns": now_ns}
-        changed = tx.change(self.CLAIM, values | {"now_ms": now_ms})
+        try:
+            changed = tx.change(self.CLAIM, values | {"now_ms": now_ms})
+        except sqlite3.IntegrityError as error:
+            self._set_aside(tx, job_id, error)
+            return None
         assert changed == 1, "inside this transaction nobody else can have taken it"
         row = tx.row(self.GET, {"id": job_id})
         assert row is not None
@@ -601,7 +643,8 @@ class Queue:
                 self._end(tx, _lease_of(job), "cancel", "cancelled", "cancelled")
             else:
                 values: dict[str, Value] = {"id": job_id, "now_ms": self.host.clock.now_ms()}
-                assert tx.change(self.CANCEL, values) == 1
+                changed = tx.change(self.CANCEL, values)
+                assert changed == 1
         return True
 
     GET: Final = """
@@ -691,9 +734,14 @@ class Queue:
         """Reap up to so many leases inside a write."""
         sync.point("reap.begin")
         reaped = 0
-        for row in tx.rows(self.HOLDERS):
-            for job, outcome, before_ns in self._lost(tx, _Holder(*cast(Any, row)), limit - reaped):
-                self._take_back(tx, job, outcome, before_ns)
+        holders = [_Holder(*cast(Any, row)) for row in tx.rows(self.HOLDERS)]
+        self._holders_seen = len(holders)
+        for holder in holders:
+            for job, outcome, before_ns in self._lost(tx, holder, limit - reaped):
+                try:
+                    self._take_back(tx, job, outcome, before_ns)
+                except sqlite3.IntegrityError as error:
+                    self._set_aside(tx, job.id, error)
                 reaped += 1
         if reaped:
             sync.point("reap.written")
@@ -708,6 +756,8 @@ class Queue:
         if self._is_dead(holder):
             outcome = "crashed"
         elif holder.clock == self.host.clock.ident():
+            if holder.first_deadline_ns is None or holder.first_deadline_ns > now_ns:
+                return
             before_ns, outcome = now_ns, "expired"
         held = tx.rows(self.HELD_BY, {"owner": holder.id, "before_ns": before_ns, "limit": limit})
         for job_id, deadline_ns in cast(list[tuple[int, int]], held):
@@ -725,13 +775,19 @@ class Queue:
 
     def _is_dead(self, holder: "_Holder") -> bool:
         """Whether the kernel proves it: a free byte of the very file that this process tests."""
-        liveness = self.database.liveness
+        liveness = self._liveness()
         return (
-            liveness is not None
-            and bool(liveness.file)
+            bool(liveness.file)
             and holder.file == liveness.file
             and liveness.is_free(cast(int, holder.byte))
         )
+
+    def _liveness(self) -> Liveness:
+        """Return what deaths are seen by; who only waits or reaps holds no byte of it."""
+        with self.database.guard:
+            if self.database.liveness is None:
+                self.database.liveness = self.host.lock.liveness(self.path)
+            return self.database.liveness
 
     def _watched_out(self, job: Job, deadline_ns: int, now_ns: int) -> bool:
         """Whether a lease on an incomparable clock was watched unchanged for long enough."""
@@ -774,13 +830,12 @@ class Queue:
         The row is offered `again` now and then: a rollback or another program may have taken it.
         Until then our death would be noticed by the lease alone.
         """
+        liveness = self._liveness()
         with self.database.guard:
-            identity, liveness = self._identity, self.database.liveness
-            new = identity is None or identity.pid != os.getpid() or liveness is None
+            identity = self._identity
+            new = identity is None or identity.liveness is not liveness
             if new:
-                liveness = self.database.liveness = self.host.lock.liveness(self.path)
-                byte = liveness.hold()
-                identity = self._identity = _Identity(liveness.file, byte)
+                identity = self._identity = _Identity(liveness)
             assert identity is not None
         if new or again:
             values: dict[str, Value] = {
@@ -803,7 +858,7 @@ class Queue:
             holder = _Holder(
                 cast(str, owner), cast(str, clock), cast(str, file), cast(int, byte), None
             )
-            foreign = self.database.liveness is not None and file != self.database.liveness.file
+            foreign = file != self._liveness().file
             if self._is_dead(holder) or (foreign and cast(int, registered_ms) < old_ms):
                 tx.change(self.UNREGISTER, {"id": holder.id})
 
@@ -813,9 +868,9 @@ class Queue:
         A handler may have closed every descriptor, somebody may have deleted the lock file.  The
         old descriptors are left alone: their numbers may belong to somebody else by now.
         """
-        liveness = self.database.liveness
-        if liveness is not None and not liveness.is_sound():
-            with self.database.guard:
+        with self.database.guard:
+            liveness = self.database.liveness
+            if liveness is not None and not liveness.is_sound():
                 self.database.liveness = None
 
     def _leave(self, identity: "_Identity") -> None:
@@ -826,10 +881,11 @@ class Queue:
             )
             for job_id, _ in cast(list[tuple[int, int]], held):
                 lease = _lease_of(self._read(tx, job_id))
-                self._end(tx, lease, "release", "available", "released")
+                # A damaged row stays leased: the freed byte will tell the others.
+                with suppress(sqlite3.IntegrityError):
+                    self._end(tx, lease, "release", "available", "released")
             tx.change(self.UNREGISTER, {"id": identity.id})
-        assert self.database.liveness is not None
-        self.database.liveness.release()
+        identity.liveness.release()
 
     # Waiting.
 
@@ -908,10 +964,11 @@ class Queue:
 class _Identity:
     """One life of this process as a worker; never used twice."""
 
-    def __init__(self, file: str, byte: int) -> None:
+    def __init__(self, liveness: Liveness) -> None:
         self.id = os.urandom(16).hex()
-        self.file = file
-        self.byte = byte
+        self.liveness = liveness
+        self.file = liveness.file
+        self.byte = liveness.hold()
         self.pid = os.getpid()
 
 
@@ -944,12 +1001,11 @@ def _fenced(lease: Lease, **values: Value) -> dict[str, Value]:
 def _lease_of(job: Job, now_ns: int = 0) -> Lease:
     """Return the lease that a leased job's row stands for."""
     assert job.owner is not None
-    assert job.claimed_ms is not None
     return Lease(
         job=job,
         fence=job.fence,
         owner=job.owner,
-        claimed_ms=job.claimed_ms,
+        claimed_ms=job.claimed_ms or job.created_ms,
         deadline_ns=now_ns + job.lease_ms * 1_000_000,
     )
 

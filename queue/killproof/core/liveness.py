@@ -61,7 +61,8 @@ class Liveness:
     def is_free(self, byte: int) -> bool:
         """Whether nobody holds the byte; proves a death only if the byte is of this very file."""
         assert self.file
-        return _get_lock(self._test, byte) == fcntl.F_UNLCK
+        # A byte that nobody can hold is a damaged row, and proves nothing.
+        return BYTE_FIRST <= byte < BYTE_END and _get_lock(self._test, byte) == fcntl.F_UNLCK
 
     def is_sound(self) -> bool:
         """Whether the descriptors, the path and the lock are still what they were.

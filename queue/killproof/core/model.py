@@ -16,6 +16,9 @@ from killproof.core.errors import PayloadInvalid, PayloadTooLarge
 
 #: A claim rewrites the row: a megabyte is where that cost becomes visible beside an fsync.
 PAYLOAD_BYTES_MAX: Final = 1 << 20
+#: A claim must be able to decode what an enqueue encoded, also from a stack that is deeper by far:
+#: the interpreter gives up at about 1,000 levels, its callers' frames included.
+PAYLOAD_DEPTH_MAX: Final = 200
 RESULT_BYTES_MAX: Final = 1 << 20
 #: Enough for a deep traceback; an error text must never be what fills the disk.
 ERROR_CHARS_MAX: Final = 16_384
@@ -153,7 +156,8 @@ def encode_payload(payload: object) -> str:
     """Return the payload as strict JSON, UTF-8 kept readable.
 
     Raises:
-        PayloadInvalid: not JSON: NaN or infinity, a lone surrogate, a cycle, an object; definite.
+        PayloadInvalid: not JSON: NaN or infinity, a lone surrogate, a cycle, an object; or nested
+            deeper than `PAYLOAD_DEPTH_MAX`; definite.
         PayloadTooLarge: more than `PAYLOAD_BYTES_MAX` bytes; definite.
     """
     text, size = _strict_json(payload, "payload")
@@ -162,7 +166,26 @@ def encode_payload(payload: object) -> str:
             f"payload of {size} bytes is over the limit of {PAYLOAD_BYTES_MAX}: "
             "store it in a file and enqueue its path"
         )
+    brackets = text.count("[") + text.count("{")  # Cheap, and enough for nearly all.
+    if brackets > PAYLOAD_DEPTH_MAX and (depth := _depth(payload)) > PAYLOAD_DEPTH_MAX:
+        raise PayloadInvalid(
+            f"payload {_short(payload)} is nested {depth} levels deep, over the limit of "
+            f"{PAYLOAD_DEPTH_MAX}: flatten it"
+        )
     return text
+
+
+def _depth(value: object) -> int:
+    """Return how many lists and objects of a JSON value lie inside each other."""
+    depth, level = 0, [value]
+    while inside := [item for item in level if isinstance(item, list | tuple | dict)]:
+        depth += 1
+        level = [
+            inner
+            for item in inside
+            for inner in (item.values() if isinstance(item, dict) else item)
+        ]
+    return depth
 
 
 def encode_result(result: object) -> str | None:

@@ -29,7 +29,7 @@ def parse(policy: str) -> tuple[str, float]:
     Raises:
         ValueError: the policy is unknown, or its number is missing, negative or not finite.
     """
-    name, colon, text = policy.partition(":")
+    name, colon, text = policy.partition(":") if isinstance(policy, str) else ("", "", "")
     if name in ("article", "immediate") and not colon:
         return name, 0.0
     if name in ("exponential", "fixed") and colon:

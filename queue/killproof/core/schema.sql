@@ -8,19 +8,21 @@
 --   |     ^ due                   due          |
 --   |     +-------------- snooze --------------+
 --   +-> blocked -> available | scheduled | cancelled | expired | held
---   scheduled, retryable, available -> cancelled | expired | held;  held -> available | cancelled | dead
+--   scheduled, retryable, available -> cancelled | expired | held
+--   held -> available | cancelled | dead
 --   dead, cancelled, expired -> available by replay only, which keeps the old attempts.
 --
--- Every time named *_ms is integer milliseconds since the epoch, UTC; *_ns is the owner's monotonic clock.
+-- Every time named *_ms is integer milliseconds since the epoch, UTC; *_ns is the owner's
+-- monotonic clock.
 -- Impossible states can not be stored: the CHECKs below hold whoever writes.
 
 CREATE TABLE killproof_schema (
-    component TEXT    NOT NULL PRIMARY KEY,    -- 'core'; what stands above the core has a row of its own
+    component TEXT    NOT NULL PRIMARY KEY,    -- 'core'; what stands above it has a row of its own
     version   INTEGER NOT NULL CHECK (version >= 1)
 ) STRICT, WITHOUT ROWID;
 
 CREATE TABLE killproof_setting (
-    name  TEXT NOT NULL PRIMARY KEY,           -- 'durability': a property of the file, not of a process
+    name  TEXT NOT NULL PRIMARY KEY,           -- 'durability': of the file, not of a process
     value TEXT NOT NULL
 ) STRICT, WITHOUT ROWID;
 
@@ -28,26 +30,27 @@ CREATE TABLE killproof_setting (
 CREATE TABLE worker (
     id            TEXT    NOT NULL PRIMARY KEY CHECK (length(id) = 32),  -- 128 random bits, hex
     clock         TEXT    NOT NULL,            -- names the monotonic clock of its deadlines
-    file          TEXT    NOT NULL,            -- which .workers file holds its byte; '' means lease only
+    file          TEXT    NOT NULL,            -- which .workers file holds its byte; '': lease only
     byte          INTEGER NOT NULL,            -- the byte that the kernel frees when it dies
     pid           INTEGER NOT NULL,            -- for people; proves nothing
     registered_ms INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 
 CREATE TABLE job (
-    id                INTEGER PRIMARY KEY AUTOINCREMENT,  -- never reused: a stale lease can not hit a newer job
+    id                INTEGER PRIMARY KEY AUTOINCREMENT,  -- never reused: no stale lease hits it
     kind              TEXT    NOT NULL CHECK (length(kind) BETWEEN 1 AND 200),
-    state             TEXT    NOT NULL CHECK (state IN ('blocked', 'scheduled', 'available', 'leased',
-                                  'retryable', 'held', 'succeeded', 'dead', 'cancelled', 'expired')),
+    state             TEXT    NOT NULL CHECK (state IN ('blocked', 'scheduled', 'available',
+                                  'leased', 'retryable', 'held', 'succeeded', 'dead', 'cancelled',
+                                  'expired')),
     priority          INTEGER NOT NULL DEFAULT 5 CHECK (priority BETWEEN 0 AND 9),  -- 0 is urgent
     due_ms            INTEGER NOT NULL,
     key               TEXT             CHECK (length(key) BETWEEN 1 AND 500),
     max_attempts      INTEGER NOT NULL DEFAULT 5 CHECK (max_attempts >= 1),  -- executions in all
     lease_ms          INTEGER NOT NULL DEFAULT 60000 CHECK (lease_ms >= 1),
     retry             TEXT    NOT NULL DEFAULT 'article',
-    fence             INTEGER NOT NULL DEFAULT 0,  -- rises at each claim; every outcome must carry it
-    deliveries        INTEGER NOT NULL DEFAULT 0,  -- claims, counted by the claim itself; never falls
-    forgiven          INTEGER NOT NULL DEFAULT 0,  -- deliveries that are no attempt: released, snoozed, replayed
+    fence             INTEGER NOT NULL DEFAULT 0,  -- rises at each claim; outcomes carry it
+    deliveries        INTEGER NOT NULL DEFAULT 0,  -- claims, counted by the claim; never falls
+    forgiven          INTEGER NOT NULL DEFAULT 0,  -- no attempts: released, snoozed, replayed
     failures          INTEGER NOT NULL DEFAULT 0 CHECK (failures >= 0),
     crashes           INTEGER NOT NULL DEFAULT 0 CHECK (crashes >= 0),
     owner             TEXT,                        -- worker.id
@@ -59,13 +62,14 @@ CREATE TABLE job (
     error_class       TEXT,                        -- of the latest failure; cleared by success
     error_message     TEXT,
     result            TEXT             CHECK (result IS NULL OR json_valid(result)),
-    payload           TEXT    NOT NULL CHECK (json_valid(payload)),  -- last: the short columns are read without it
+    payload           TEXT    NOT NULL CHECK (json_valid(payload)),  -- last: others are read first
     CHECK ((state = 'leased') = (owner IS NOT NULL)),
     CHECK ((state = 'leased') = (lease_deadline_ns IS NOT NULL)),
     CHECK ((state IN ('succeeded', 'dead', 'cancelled', 'expired')) = (finished_ms IS NOT NULL)),
     CHECK (0 <= forgiven AND forgiven <= deliveries AND deliveries <= fence),
     CHECK (state <> 'leased' OR (deliveries - forgiven BETWEEN 1 AND max_attempts)),
-    CHECK (state NOT IN ('scheduled', 'available', 'retryable') OR deliveries - forgiven < max_attempts),
+    CHECK (state NOT IN ('scheduled', 'available', 'retryable')
+           OR deliveries - forgiven < max_attempts),
     CHECK (state <> 'succeeded' OR deliveries >= 1),
     CHECK (result IS NULL OR state = 'succeeded')
 ) STRICT;
@@ -79,7 +83,8 @@ CREATE TABLE attempt (
     worker        TEXT    NOT NULL,
     started_ms    INTEGER NOT NULL,
     finished_ms   INTEGER NOT NULL,
-    error_class   TEXT CHECK (outcome NOT IN ('failed', 'crashed', 'expired') OR error_class IS NOT NULL),
+    error_class   TEXT CHECK (outcome NOT IN ('failed', 'crashed', 'expired')
+                              OR error_class IS NOT NULL),
     error_message TEXT,
     traceback     TEXT,
     PRIMARY KEY (job_id, fence)

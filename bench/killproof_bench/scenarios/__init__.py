@@ -1,0 +1,1 @@
+"""One module per question that the bench answers; each returns values of `result`."""

@@ -1,0 +1,143 @@
+"""The verdict for people and for CI: one headline, a table, JUnit XML, a step summary.
+
+Pure functions of the record in verdict.json. Nothing here says that a queue is correct: a run
+without a violation has found none, in so many kills, and says so.
+"""
+
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Mapping
+from typing import Any, Final
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from killproof_evidence.judge import Row
+
+#: A mark beside each word: the table must be readable without colour.
+MARKS: Final[Mapping[str, tuple[str, str]]] = {
+    "pass": ("✓", "green"),
+    "violated": ("✗", "bold red"),
+    "unknown": ("?", "yellow"),
+    "not_promised": ("-", "dim"),
+    "not_judged": ("·", "dim"),
+}
+STORY_CHARS_MAX: Final = 300
+
+
+def headline(record: Mapping[str, Any]) -> str:
+    """Return the result in one sentence."""
+    counts, jobs = record["counts"], record["jobs"]
+    extent = (
+        f"in {counts.get('kills', 0):,} kills, {counts.get('pauses', 0):,} pauses, "
+        f"{jobs.get('enqueued', 0):,} jobs"
+    )
+    if record["verdict"] == "pass":
+        return f"{record['target']}: no violation found {extent}"
+    if record["verdict"] == "violated":
+        broken = [n for n, found in record["properties"].items() if found["verdict"] == "violated"]
+        return f"{record['target']}: violated {', '.join(broken)}, {extent}"
+    return f"{record['target']}: unknown, {extent}"
+
+
+def reasons(record: Mapping[str, Any]) -> list[str]:
+    """Return why the verdict is unknown, one reason a line; empty when it is not."""
+    return [str(reason) for reason in record["unknown_because"]]
+
+
+def stories(record: Mapping[str, Any]) -> list[str]:
+    """Return the first witness of each violated property, in a sentence."""
+    found = []
+    for name, finding in record["properties"].items():
+        if finding["verdict"] == "violated" and finding["witnesses"]:
+            found.append(f"{name}: {finding['witnesses'][0]['story'][:STORY_CHARS_MAX]}")
+    return found
+
+
+def figures(record: Mapping[str, Any]) -> list[str]:
+    """Return what was measured beside the verdict, and where: a line each."""
+    found = []
+    times = record.get("recovery_ms")
+    if times:
+        found.append(
+            f"claimed again after a kill, with a peer idle: median {times['p50']:.0f} ms, "
+            f"p99 {times['p99']:.0f} ms, at most {times['max']:.0f} ms"
+        )
+    where = record.get("environment")
+    if where:
+        reset = " (has the WAL-reset fault)" if where.get("wal_reset_affected") else ""
+        durability = where.get("durability")
+        level = f", durability {durability}" if durability else ""
+        found.append(
+            f"Python {where['python']}, SQLite {where['sqlite']}{reset}, {where['cores']} cores, "
+            f"{where['fs']}{level}"
+        )
+    return found
+
+
+def table(rows: list[Row]) -> Table:
+    """Return the verdict table: the plain sentence first, the number of the property last."""
+    result = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    result.add_column("promise", overflow="fold")
+    result.add_column("verdict", no_wrap=True)
+    result.add_column("checked", justify="right")
+    result.add_column("", no_wrap=True)
+    for row in rows:
+        mark, style = MARKS[row.verdict]
+        word = Text(f"{mark} {row.verdict.replace('_', ' ')}", style=style)
+        checked = f"{row.checked:,}" if row.checked else ""
+        result.add_row(row.sentence, word, checked, " ".join(row.properties))
+    return result
+
+
+def junit(record: Mapping[str, Any], rows: list[Row]) -> bytes:
+    """Return the verdict as JUnit XML: a test case for each promise."""
+    suite = ElementTree.Element("testsuite", name=f"killproof chaos {record['target']}")
+    failures = skipped = 0
+    for row in rows:
+        name = f"{row.sentence} ({' '.join(row.properties)})"
+        case = ElementTree.SubElement(suite, "testcase", classname=record["target"], name=name)
+        if row.verdict == "violated":
+            failures += 1
+            found = [s for s in stories(record) if s.split(":")[0] in row.properties]
+            ElementTree.SubElement(
+                case, "failure", message=row.detail or "violated"
+            ).text = "\n".join(found)
+        elif row.verdict != "pass":
+            skipped += 1
+            message = row.detail or row.verdict.replace("_", " ")
+            ElementTree.SubElement(case, "skipped", message=message)
+    run = ElementTree.SubElement(suite, "testcase", classname=record["target"], name="the run")
+    errors = record["verdict"] == "unknown"
+    if errors:
+        # What was not hit is no pass: CI must see it beside the promises, not among the skipped.
+        ElementTree.SubElement(run, "error", message="; ".join(reasons(record)) or "unknown")
+    for name, count in (
+        ("tests", len(rows) + 1),
+        ("failures", failures),
+        ("errors", int(errors)),
+        ("skipped", skipped),
+    ):
+        suite.set(name, str(count))
+    text: bytes = ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)
+    return text
+
+
+def markdown(record: Mapping[str, Any], rows: list[Row]) -> str:
+    """Return the verdict as a Markdown section, for a CI job's summary."""
+    lines = [
+        f"### {headline(record)}",
+        "",
+        "| promise | verdict | checked | |",
+        "|---|---|---|---|",
+    ]
+    for row in rows:
+        mark, _ = MARKS[row.verdict]
+        properties = " ".join(row.properties)
+        word = row.verdict.replace("_", " ")
+        lines.append(f"| {row.sentence} | {mark} {word} | {row.checked} | {properties} |")
+    lines += [""]
+    lines += [f"- {story}" for story in stories(record)]
+    lines += [f"- unknown because {reason}" for reason in reasons(record)]
+    lines += ["", f"`{record['replay']}`", ""]
+    return "\n".join(lines)

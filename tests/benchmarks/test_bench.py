@@ -1,0 +1,223 @@
+"""The bench itself, run small on real processes and real files."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from killproof import Queue
+from killproof_bench import report
+from killproof_bench.crew import Crew, CrewError, Outcome, specs
+from killproof_bench.ledger import Account
+from killproof_bench.result import BenchResult, ClaimCard, from_json
+from killproof_bench.scenarios import claim, rows, stopped
+
+DEADLINE_SECONDS = 60.0
+
+
+def bench(*arguments: str, place: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "killproof", "bench", *arguments, "--dir", str(place)],
+        capture_output=True,
+        text=True,
+        cwd=place,
+        timeout=120,
+    )
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[BenchResult, str]:
+    """One run of two workers at `process`, which every file system can keep; and its report."""
+    place = tmp_path_factory.mktemp("bench")
+    done = bench(
+        *("claim", "--workers", "2", "--seconds", "0.5", "--warmup", "0.1", "--rounds", "1"),
+        *("--durability", "process", "--seed", "3", "--json", "--report", "report.md"),
+        place=place,
+    )
+    assert done.returncode == 0, done.stderr
+    assert not list(place.glob(".killproof-bench-*")), "the scratch folder is left behind"
+    return from_json(done.stdout), (place / "report.md").read_text(encoding="utf-8")
+
+
+def test_a_run_is_judged_and_each_job_was_done_exactly_once(
+    small: tuple[BenchResult, str],
+) -> None:
+    result, _ = small
+
+    assert result.verdict == "pass"
+    assert {cell.arm for cell in result.cells} == {"killproof", "reference"}
+    for cell in result.cells:
+        assert cell.correctness.verdict == "pass"
+        assert cell.correctness.jobs >= cell.jobs_per_s.n > 0
+        assert len(cell.rounds[0].counts) == 2
+
+
+def test_every_figure_carries_a_whole_claim_card(small: tuple[BenchResult, str]) -> None:
+    result, text = small
+
+    for cell in result.cells:
+        for name, value in report.card_lines(cell):
+            assert value != "", name
+            assert f"| {name} |" in text
+    ours, reference = (cell.card for cell in result.cells)
+    assert len(dataclasses.fields(ClaimCard)) == len(report.card_lines(result.cells[0]))
+    assert (ours.journal_mode, reference.journal_mode) == ("wal", "wal")
+    assert (ours.autocheckpoint, reference.autocheckpoint) == (0, 1_000)
+    assert (ours.synchronous, reference.synchronous) == ("NORMAL", "NORMAL")
+    assert ours.n == result.cells[0].jobs_per_s.n
+
+
+def test_the_report_says_how_to_repeat_it_and_what_it_does_not_show(
+    small: tuple[BenchResult, str],
+) -> None:
+    _, text = small
+
+    assert "Command: `killproof bench claim --workers 2" in text
+    assert "| seed | 3 |" in text
+    assert "## What this does not show" in text
+
+
+def one_round(place: Path, arm: str, *, durability: claim.Durability) -> Outcome:
+    place.joinpath("run").mkdir()
+    template = claim.make_template(place, durability, 2_000)
+    template.rename(place / "run" / "queue.db")
+    told = specs(place / "run", arm, 2, backlog=2_000, synchronous="FULL")
+    with Crew(told, hash_seed=1) as crew:
+        crew.wait_until_ready()
+        crew.go(0.2)
+        return crew.finish()
+
+
+def test_the_reference_at_power_syncs_by_itself(place: Path) -> None:
+    outcome = one_round(place, "reference", durability="power")
+
+    assert outcome.facts["synchronous"] == "FULL"
+    assert outcome.facts["autocheckpoint"] == "1000"
+    assert claim.verdict(place / "run/queue.db", 2_000, outcome).verdict == "pass"
+
+
+def test_a_ledger_in_which_one_job_is_done_twice_voids_the_figures(place: Path) -> None:
+    outcome = one_round(place, "killproof", durability="process")
+    first, second = outcome.accounts
+    assert claim.verdict(place / "run/queue.db", 2_000, outcome).verdict == "pass"
+
+    doctored = (
+        first,
+        Account(worker=second.worker, acked=[*second.acked, first.acked[0]], error=None),
+    )
+    verdict = claim.verdict(
+        place / "run/queue.db", 2_000, dataclasses.replace(outcome, accounts=doctored)
+    )
+
+    assert verdict.verdict == "violated"
+    assert "acked more than once" in verdict.because[0]
+
+
+def test_a_backlog_that_ran_dry_proves_nothing(place: Path) -> None:
+    outcome = dataclasses.replace(one_round(place, "killproof", durability="process"), ran_dry=True)
+
+    assert claim.verdict(place / "run/queue.db", 2_000, outcome).verdict == "unknown"
+
+
+def test_a_worker_process_that_cannot_open_the_file_fails_the_tool(place: Path) -> None:
+    told = specs(place / "nowhere", "killproof", 1, backlog=10, synchronous="FULL")
+
+    with Crew(told, hash_seed=1) as crew, pytest.raises(CrewError, match="ended with status 1"):
+        crew.wait_until_ready()
+
+
+def test_a_worker_stopped_at_the_turnstile_holds_it_and_the_others_go_on(place: Path) -> None:
+    result = stopped.run(
+        place, durability="process", workers=3, pairs=1, window_seconds=0.3, tick=lambda: None
+    )
+
+    assert result.correctness.verdict == "pass"
+    assert result.holding[0] > 0
+    assert result.undisturbed[0] > 0
+
+
+def test_steps_per_call_do_not_depend_on_the_rows_in_other_states(place: Path) -> None:
+    result = rows.run(place, rows=3_000, tick=lambda _: None)
+
+    assert {cost.operation for cost in result.costs} == set(rows.OPERATIONS)
+    for cost in result.costs:
+        assert cost.steps_small > 0
+        assert abs(cost.steps_large / cost.steps_small - 1) <= report.STEPS_GOAL, cost
+    with Queue(place / "large.db") as queue:
+        counts = queue.counts()
+    assert counts["dead"] == 3_000
+    assert counts["succeeded"] >= 3_000
+
+
+def wait_for_workers(process: subprocess.Popen[str], place: Path) -> None:
+    """Wait until the second round has begun: then the first is worth reporting."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not list(place.glob(".killproof-bench-*/round-1/queue.db-shm")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_ctrl_c_reports_the_rounds_that_had_ended_and_leaves_nothing_behind(place: Path) -> None:
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "killproof", "bench", "claim", "--workers", "1", "--json"),
+            *("--seconds", "0.2", "--warmup", "0", "--rounds", "50", "--durability", "process"),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd=place,
+    )
+    wait_for_workers(process, place)
+    os.kill(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=DEADLINE_SECONDS)
+    result: dict[str, Any] = json.loads(output)
+
+    assert process.returncode == 2
+    assert (result["interrupted"], result["verdict"]) == (True, "unknown")
+    assert len(result["cells"]) >= 1
+    assert list(place.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("claim", "--workers", "0"), "--workers '0': give numbers from 1 to 256"),
+        (("claim", "--workers", "many"), "--workers 'many': give numbers"),
+        (("claim", "--seconds", "-1"), "--seconds -1: give a number from 0.1"),
+        (("claim", "--rounds", "0"), "--rounds 0: give a number from 1"),
+        (("claim", "--rows", "0"), "--rows 0: give a number from 1"),
+        (("claim", "--report", "nowhere/x.md"), "make the folder first"),
+        (("checkers", "--records", "0"), "--records 0: give a number from 1"),
+        (("claim", "--durability", "hope"), "--durability"),
+    ],
+)
+def test_wrong_usage_is_one_line_that_names_the_value(
+    arguments: tuple[str, ...], complaint: str, place: Path
+) -> None:
+    done = bench(*arguments, place=place)
+
+    assert done.returncode == 64
+    assert complaint in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+def test_a_folder_that_is_not_there_is_refused(place: Path) -> None:
+    refused = subprocess.run(
+        [sys.executable, "-m", "killproof", "bench", "rows", "--dir", "nowhere"],
+        capture_output=True,
+        text=True,
+        cwd=place,
+    )
+
+    assert refused.returncode == 64
+    assert refused.stderr == "killproof: --dir 'nowhere' is no folder: make it first\n"

@@ -1,0 +1,411 @@
+"""P1, P2, P3, P14, P16: each clause tripped by the shortest history, beside a healthy neighbour."""
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from killproof_evidence.judge import judge
+
+if TYPE_CHECKING:
+    from tests.checkers.conftest import Job, Process, Run
+
+
+def worked_off(run: "Run") -> tuple["Process", "Process", "Job"]:
+    """A producer, a worker, and a job that went its whole way."""
+    producer, worker = run.process("p1"), run.process("w1")
+    job = producer.enqueues("a")
+    worker.claims(job)
+    worker.runs(job)
+    worker.acks(job)
+    return producer, worker, job
+
+
+HEALTHY = ["P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8", "P11", "P14", "P16"]
+
+
+@pytest.mark.parametrize("promise", HEALTHY)
+def test_a_job_that_went_its_whole_way_breaks_no_promise(run: "Run", promise: str) -> None:
+    worked_off(run)
+
+    assert run.verdict(promise) == "pass"
+
+
+# --- P1.
+
+
+def test_an_acknowledged_job_that_is_gone_is_lost(run: "Run") -> None:
+    producer = run.process("p1")
+    job = producer.enqueues("a")
+    run.commits(job, None)
+
+    assert "was acknowledged, never ended, and is gone" in run.story("P1")
+
+
+def test_an_acknowledged_job_that_never_was_is_lost(run: "Run") -> None:
+    run.process("p1").enqueues("a", exists=False)
+
+    assert "is gone" in run.story("P1")
+
+
+def test_a_job_whose_enqueue_nobody_acknowledged_need_not_be_there(run: "Run") -> None:
+    producer, _, _ = worked_off(run)
+    producer.enqueues("b", answer="info", exists=False)
+
+    assert run.verdict("P1") == "pass"
+
+
+def test_a_finished_job_may_go_where_the_contract_says_so(run: "Run") -> None:
+    _, _, job = worked_off(run)
+    run.edges["succeeded"] = ("deleted",)
+    run.commits(job, None)
+
+    assert run.verdict("P1") == "pass"
+
+
+def test_a_finished_job_may_not_go_where_the_contract_is_silent(run: "Run") -> None:
+    _, _, job = worked_off(run)
+    run.commits(job, None)
+
+    assert "is gone" in run.story("P1")
+
+
+def test_a_queue_that_deletes_at_ack_loses_a_job_that_never_ran(run: "Run") -> None:
+    run.edges["leased"] = ("deleted",)
+    producer, worker = run.process("p1"), run.process("w1")
+    job = producer.enqueues("a")
+    worker.claims(job)
+    run.commits(job, None)
+
+    assert "is gone" in run.story("P1")
+
+
+def test_without_an_audit_a_finished_job_may_be_gone_if_any_may(run: "Run") -> None:
+    _, _, job = worked_off(run)
+    run.edges["leased"] = ("deleted",)
+    run.audited = False
+    job.rows = 0
+
+    assert run.verdict("P1") == "pass"
+
+
+def test_no_acknowledged_enqueue_is_no_evidence(run: "Run") -> None:
+    run.process("p1").enqueues("a", answer="info")
+
+    assert run.verdict("P1") == "unknown"
+
+
+# --- P2.
+
+
+def test_a_job_that_nobody_enqueued_is_a_phantom(run: "Run") -> None:
+    worked_off(run)
+    run.commits(run.job("ghost"), "available")
+
+    assert "nobody enqueued it" in run.story("P2")
+
+
+def test_a_handler_that_runs_an_unknown_job_betrays_a_phantom(run: "Run") -> None:
+    _, worker, _ = worked_off(run)
+    worker.starts(run.job("ghost"), attempt=1)
+
+    assert "nobody enqueued it" in run.story("P2")
+
+
+def test_a_refused_job_that_exists_is_a_phantom(run: "Run") -> None:
+    run.process("p1").enqueues("a", answer="fail")
+
+    assert "was refused, yet the job exists" in run.story("P2")
+
+
+def test_a_job_of_an_unanswered_enqueue_may_exist(run: "Run") -> None:
+    run.process("p1").enqueues("a", answer="info")
+
+    assert run.verdict("P2") == "pass"
+
+
+def nameless(run: "Run") -> None:
+    """Put a job there whose payload the target does not show."""
+    job = run.job("hidden")
+    run.commits(job, "available", harness_id=None)
+    job.row["payload"] = None
+
+
+def test_a_nameless_job_may_belong_to_an_unanswered_enqueue(run: "Run") -> None:
+    run.process("p1").enqueues("a", answer="info", exists=False)
+    nameless(run)
+
+    assert run.verdict("P2") == "pass"
+
+
+def test_more_nameless_jobs_than_unanswered_enqueues_are_phantoms(run: "Run") -> None:
+    run.process("p1").enqueues("a", answer="info", exists=False)
+    nameless(run)
+    nameless(run)
+
+    assert "no unanswered enqueue is left" in run.story("P2")
+
+
+# --- P3.
+
+
+def test_a_success_without_a_start_is_seen(run: "Run") -> None:
+    producer, worker = run.process("p1"), run.process("w1")
+    job = producer.enqueues("a")
+    worker.claims(job)
+    worker.acks(job)
+
+    assert "its handler never started" in run.story("P3")
+
+
+def test_a_success_without_an_effect_is_seen(run: "Run") -> None:
+    producer, worker = run.process("p1"), run.process("w1")
+    job = producer.enqueues("a")
+    worker.claims(job)
+    worker.starts(job)
+    worker.ends(job)
+    worker.acks(job)
+
+    assert "succeeded without an effect" in run.story("P3")
+
+
+def test_a_success_that_only_the_snapshot_tells_needs_an_effect_too(run: "Run") -> None:
+    worked_off(run)
+    run.audited = False
+    run.processes[1].effect_lines.clear()
+
+    assert "never started" in run.story("P3")
+
+
+def test_a_success_of_a_job_that_is_gone_needs_an_effect_too(run: "Run") -> None:
+    _, _, job = worked_off(run)
+    run.commits(job, None)
+    run.processes[1].effect_lines.clear()
+
+    assert "never started" in run.story("P3")
+
+
+def test_a_row_in_the_table_is_an_effect(run: "Run") -> None:
+    producer, worker = run.process("p1"), run.process("w1")
+    job = producer.enqueues("a", sink="table")
+    worker.claims(job)
+    worker.starts(job)
+    worker.ends(job)
+    worker.acks(job)
+    run.tables.append({"job": "a", "what": "applied"})
+
+    assert run.verdict("P3") == "pass"
+
+
+def test_a_success_that_nobody_acked_is_seen(run: "Run") -> None:
+    _, worker, _ = worked_off(run)
+    job = run.processes[0].enqueues("b")
+    worker.claims(job)
+    worker.runs(job)
+    run.commits(job, "succeeded")
+
+    assert "nobody had acked that" in run.story("P3")
+
+
+def test_an_ack_without_an_answer_is_a_cause(run: "Run") -> None:
+    producer, worker, _ = worked_off(run)
+    job = producer.enqueues("b")
+    worker.claims(job)
+    worker.runs(job)
+    worker.acks(job, answer=None)
+    run.kills(worker)
+
+    assert run.verdict("P3") == "pass"
+
+
+def test_a_lease_taken_from_a_living_worker_is_seen(run: "Run") -> None:
+    producer, worker, _ = worked_off(run)
+    job = producer.enqueues("b")
+    worker.claims(job)
+    run.reaps(job)
+
+    assert "while its holder w1 lived" in run.story("P3")
+
+
+def test_a_death_is_a_cause_for_the_end_of_a_lease(run: "Run") -> None:
+    producer, worker, _ = worked_off(run)
+    job = producer.enqueues("b")
+    worker.claims(job)
+    run.kills(worker)
+    run.passes(20)
+    run.reaps(job)
+
+    assert run.verdict("P3") == "pass"
+
+
+def test_a_holder_that_never_heard_of_its_claim_had_nothing_to_lose(run: "Run") -> None:
+    producer, worker, _ = worked_off(run)
+    job = producer.enqueues("b")
+    worker.invokes("claim")
+    job.fence = job.attempts = 1
+    run.commits(job, "leased")
+    run.kills(worker)
+    run.reaps(job)
+
+    assert run.verdict("P3") == "pass"
+
+
+def test_a_death_that_comes_later_is_no_cause(run: "Run") -> None:
+    producer, worker, _ = worked_off(run)
+    job = producer.enqueues("b")
+    worker.claims(job)
+    run.reaps(job)
+    run.passes(100)
+    run.kills(worker)
+
+    assert "while its holder w1 lived" in run.story("P3")
+
+
+def test_the_deadline_is_a_cause_for_the_end_of_a_lease(run: "Run") -> None:
+    producer, worker, _ = worked_off(run)
+    job = producer.enqueues("b")
+    worker.claims(job)
+    run.passes(520)
+    run.reaps(job)
+
+    assert run.verdict("P3") == "pass"
+
+
+def test_an_extension_moves_the_deadline(run: "Run") -> None:
+    producer, worker, _ = worked_off(run)
+    job = producer.enqueues("b")
+    worker.claims(job)
+    run.passes(400)
+    worker.extends(job)
+    run.passes(200)
+    run.reaps(job)
+
+    assert "while its holder w1 lived" in run.story("P3")
+
+
+def test_a_lease_length_of_the_job_s_own_counts(run: "Run") -> None:
+    producer, worker, _ = worked_off(run)
+    job = producer.enqueues("b", lease_ms=50)
+    worker.claims(job)
+    run.passes(70)
+    run.reaps(job)
+
+    assert run.verdict("P3") == "pass"
+
+
+def test_a_cancel_is_a_cause_for_the_end_of_a_lease(run: "Run") -> None:
+    producer, worker, _ = worked_off(run)
+    job = producer.enqueues("b")
+    worker.claims(job)
+    producer.cancels(job)
+    run.passes(100)
+
+    assert run.verdict("P3") == "pass"
+
+
+def test_a_lease_that_ends_as_cancelled_though_nobody_cancelled_is_seen(run: "Run") -> None:
+    producer, worker, _ = worked_off(run)
+    job = producer.enqueues("b")
+    worker.claims(job)
+    run.commits(job, "cancelled")
+    run.passes(100)
+
+    assert "ended as cancelled without an outcome" in run.story("P3")
+
+
+def test_with_a_stepped_clock_no_end_of_a_lease_is_judged(run: "Run") -> None:
+    producer, worker, _ = worked_off(run)
+    job = producer.enqueues("b")
+    worker.claims(job)
+    run.audit[-1]["t_ms"] += 3_600_000
+    run.reaps(job)
+
+    finding = run.finding("P3")
+
+    assert finding.verdict == "unknown"
+    assert finding.reason is not None
+    assert "clock was stepped" in finding.reason
+
+
+# --- P14.
+
+
+def test_a_job_that_changes_between_two_commits_is_seen(run: "Run") -> None:
+    job = run.process("p1").enqueues("a")
+    job.state = "scheduled"
+    run.commits(job, "available")
+
+    assert "was available after one commit and scheduled before the next" in run.story("P14")
+
+
+def test_a_snapshot_that_tells_another_state_is_seen(run: "Run") -> None:
+    job = run.process("p1").enqueues("a")
+    job.row["state"] = "dead"
+
+    assert "the snapshot tells it as dead" in run.story("P14")
+
+
+def test_a_job_missing_from_the_snapshot_is_seen(run: "Run") -> None:
+    run.process("p1").enqueues("a").rows = 0
+
+    assert "the snapshot tells it as absent" in run.story("P14")
+
+
+def test_a_deleted_job_is_absent_from_both(run: "Run") -> None:
+    _, _, job = worked_off(run)
+    run.commits(job, None)
+
+    assert run.verdict("P14") == "pass"
+
+
+def test_without_an_audit_the_sums_are_unknown(run: "Run") -> None:
+    worked_off(run)
+    run.audited = False
+
+    assert run.verdict("P14") == "unknown"
+
+
+# --- P16.
+
+
+def test_a_broken_file_is_seen(run: "Run") -> None:
+    worked_off(run)
+    run.database = None
+    store = run.store()
+    page = b"SQLite format 3\0" + b"\x10\x00\x01\x01\x00\x40\x20\x20" + b"\xff" * 4072
+    (store.db / "queue.db").write_bytes(page)
+
+    assert judge(store).record["properties"]["P16"]["verdict"] == "violated"
+
+
+def test_a_dangling_reference_is_seen(run: "Run") -> None:
+    worked_off(run)
+    run.database = """
+        CREATE TABLE job (id INTEGER PRIMARY KEY);
+        CREATE TABLE attempt (job_id INTEGER REFERENCES job (id));
+        INSERT INTO attempt VALUES (7);"""
+
+    assert "row 1 of attempt refers to no row of job" in run.story("P16")
+
+
+def test_a_lock_error_within_the_busy_limit_is_seen(run: "Run") -> None:
+    producer, _, _ = worked_off(run)
+    producer.invokes("enqueue", value={"id": "b"})
+    producer.hears("fail", value={"error": "OperationalError: database is locked"})
+
+    assert "met a lock error after 1 ms" in run.story("P16")
+
+
+def test_a_lock_error_after_the_busy_limit_is_declared(run: "Run") -> None:
+    producer, _, _ = worked_off(run)
+    producer.invokes("enqueue", value={"id": "b"})
+    run.passes(30_000)
+    producer.hears("fail", value={"error": "OperationalError: database is locked"})
+
+    assert run.verdict("P16") == "pass"
+
+
+def test_without_a_copy_of_the_file_its_integrity_is_unknown(run: "Run") -> None:
+    worked_off(run)
+    run.database = None
+
+    assert run.verdict("P16") == "unknown"

@@ -1,0 +1,58 @@
+"""Each broken queue is caught, by the property that it breaks; the control is not."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from killproof_chaos.gallery import adapter
+from killproof_chaos.targets import minimal_queue
+from killproof_chaos.targets.minimal_queue import MinimalQueue
+
+SECONDS_MAX = 60.0
+BUDGET = ("--seconds", "3", "--kills", "20", "--pauses", "10")
+CONTROL_LINES_MAX = 150
+
+
+@pytest.mark.parametrize(
+    ("name", "promise"), [(fault.name, fault.promise) for fault, _ in adapter.QUEUES]
+)
+def test_a_broken_queue_is_violated_by_the_property_that_it_breaks(
+    place: Path, name: str, promise: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "killproof", "chaos", "run", "--target", name, *BUDGET,
+         "--seed", "11", "--store", "run", "--json"],
+        cwd=place,
+        env=os.environ | {"NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+    )  # fmt: skip
+
+    assert done.returncode == 1, done.stderr
+    verdict = json.loads(done.stdout)
+    found = verdict["properties"][promise]
+    assert found["verdict"] == "violated"
+    assert found["witnesses"][0]["lines"], "a violation is proven by the lines it was seen in"
+
+
+@pytest.mark.parametrize(
+    ("name", "queue"), [(fault.name, queue) for fault, queue in adapter.QUEUES]
+)
+def test_a_broken_queue_differs_from_the_control_by_its_fault_alone(
+    name: str, queue: type[MinimalQueue]
+) -> None:
+    assert queue.__mro__[1] is MinimalQueue
+    changed = [member for member in vars(queue) if not member.startswith("__")]
+    assert len(changed) <= 5, f"{name} changes {changed}"
+
+
+def test_the_control_is_one_file_of_at_most_150_lines() -> None:
+    assert minimal_queue.__file__ is not None
+    lines = Path(minimal_queue.__file__).read_text(encoding="utf-8").splitlines()
+
+    assert len(lines) <= CONTROL_LINES_MAX

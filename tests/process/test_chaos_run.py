@@ -1,0 +1,356 @@
+"""Real runs of the harness, a few seconds each, on `minimal`: what they do, and what they leave."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from killproof_chaos.engines.crew import kernel_state
+
+SECONDS_MAX = 60.0
+SHORT = ("--target", "minimal", "--seconds", "4", "--kills", "8", "--pauses", "4")
+#: A run without kills and failures has no evidence on these, and must not pass.
+UNSEEN = {"P9", "P18"}
+
+
+def chaos(
+    place: Path, *words: str, environment: dict[str, str] | None = None
+) -> "subprocess.CompletedProcess[str]":
+    """Run `killproof chaos ...` in a folder of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "killproof", "chaos", *words],
+        cwd=place,
+        env=os.environ | {"NO_COLOR": "1", "COLUMNS": "100"} | (environment or {}),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+    )
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def unseen(store: Path) -> set[str]:
+    """Return the promises without evidence, of a run that has no other fault."""
+    verdict = json.loads((store / "verdict.json").read_text())
+    reasons = {reason.split(":")[0] for reason in verdict["unknown_because"]}
+    assert verdict["verdict"] == "unknown"
+    return reasons
+
+
+def family(pid: int) -> set[int]:
+    """Return all descendants of a process."""
+    found: set[int] = set()
+    waiting = [pid]
+    while waiting:
+        try:
+            text = Path(f"/proc/{waiting[-1]}/task/{waiting[-1]}/children").read_text()
+        except FileNotFoundError:
+            text = ""
+        waiting.pop()
+        children = set(map(int, text.split())) - found
+        found |= children
+        waiting.extend(children)
+    return found
+
+
+def test_a_short_run_hits_every_place_and_finds_minimal_healthy(place: Path) -> None:
+    """Covers the whole way: plan, kills, stops, heal, drain, judge, table, report, JUnit."""
+    summary = place / "summary.md"
+    done = chaos(
+        place, "run", *SHORT, "--seed", "1", "--store", "run", "--junit", "junit.xml",
+        environment={"GITHUB_STEP_SUMMARY": str(summary)},
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "minimal: no violation found in " in done.stdout
+    assert "correct" not in done.stdout
+    assert "report: run/report.html" in done.stdout
+    verdict = json.loads((place / "run/verdict.json").read_text())
+    assert verdict["coverage"]["missed"] == []
+    assert verdict["counts"]["kills"] >= 8
+    assert verdict["counts"]["pauses"] >= 4
+    assert "<testsuite" in (place / "junit.xml").read_text()
+    assert "no violation found" in summary.read_text()
+
+    faults = records(place / "run/nemesis.jsonl")
+    kinds = Counter(fault["fault"] for fault in faults)
+    assert {"kill", "producer-kill", "kill-all", "pause", "term", "lock", "heal"} <= set(kinds)
+    heal = next(fault["t"] for fault in faults if fault["fault"] == "heal")
+    assert all(fault["t"] < heal for fault in faults if fault["fault"] in {"kill", "pause"})
+
+    again = chaos(place, "check", "run", "--json")
+    assert again.returncode == 0
+    assert json.loads(again.stdout) == verdict
+
+
+def test_without_faults_the_obligations_are_missed_and_the_verdict_is_unknown(
+    place: Path,
+) -> None:
+    """The negative control of the vacuity guard: the nemeses chosen, and their faults left out."""
+    words = ("--target", "minimal", "--seconds", "1", "--workers", "2", "--nemesis", "kill,pause")
+    done = chaos(place, "run", *words, "--kills", "0", "--pauses", "0", "--seed", "1")
+
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "obligation missed: kill@claim.locked" in done.stdout
+    assert "obligation missed: pause@handler.start" in done.stdout
+    assert "minimal: unknown" in done.stdout
+
+
+@pytest.mark.parametrize(("wish", "code"), [("pass", 0), ("fail", 1)])
+def test_ci_decides_what_it_makes_of_unknown(place: Path, wish: str, code: int) -> None:
+    words = ("--target", "minimal", "--seconds", "0.5", "--workers", "1", "--nemesis", "kill")
+    done = chaos(place, "run", *words, "--kills", "0", "--seed", "1", "--unknown", wish)
+
+    assert done.returncode == code, done.stdout + done.stderr
+
+
+def test_a_supervisor_that_is_killed_leaves_no_process_behind(place: Path) -> None:
+    supervisor = subprocess.Popen(
+        [sys.executable, "-m", "killproof", "chaos", "run", *SHORT, "--seconds", "30"],
+        cwd=place,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + SECONDS_MAX
+    children: set[int] = set()
+    while len(children) < 11:  # The server, the sink, the workers and a producer at least.
+        assert time.monotonic() < deadline
+        assert supervisor.poll() is None
+        children = family(supervisor.pid)
+    watched = [os.pidfd_open(pid) for pid in children if kernel_state(pid)]
+    supervisor.kill()
+    supervisor.wait()
+
+    for descriptor in watched:
+        readable, _, _ = select.select([descriptor], [], [], SECONDS_MAX)
+        assert readable, "a child outlived the supervisor"
+        os.close(descriptor)
+
+
+def test_ctrl_c_prints_what_there_is_and_ends_the_children(place: Path) -> None:
+    supervisor = subprocess.Popen(
+        [sys.executable, "-m", "killproof", "chaos", "run", *SHORT, "--seconds", "30",
+         "--store", "run"],
+        cwd=place,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + SECONDS_MAX
+    nemesis = place / "run/nemesis.jsonl"
+    while not nemesis.exists() or '"kill"' not in nemesis.read_text():
+        assert time.monotonic() < deadline
+        assert supervisor.poll() is None
+    children = family(supervisor.pid)
+    supervisor.send_signal(signal.SIGINT)
+    out, errors = supervisor.communicate(timeout=SECONDS_MAX)
+
+    assert supervisor.returncode == 2, out + errors
+    assert "obligation missed: the run came to its end" in out
+    assert "Traceback" not in errors
+    assert not [pid for pid in children if kernel_state(pid) not in ("", "Z")]
+
+
+def test_the_users_own_jobs_run_with_their_payloads_and_keys(place: Path) -> None:
+    text = "x" * 200_000
+    rows = [
+        {"kind": "resize", "payload": {"picture": "ñandú.jpg"}, "key": "n", "sink": "http"},
+        {"kind": "mail", "payload": text, "priority": 0, "script": ["raise", "ok"]},
+        {"kind": "mail", "payload": None, "delay": 0.1, "sink": "table", "max_attempts": 3},
+    ]
+    (place / "mine.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8"
+    )
+    done = chaos(
+        place, "run", "--target", "minimal", "--seconds", "1", "--workers", "2", "--nemesis",
+        "none", "--jobs", "mine.jsonl", "--seed", "1", "--store", "run",
+    )  # fmt: skip
+
+    assert unseen(place / "run") == UNSEEN - {"P9"}, done.stdout + done.stderr
+    jobs = records(place / "run/snapshot.jsonl")
+    assert {job["kind"] for job in jobs} == {"resize", "mail"}
+    assert {job["state"] for job in jobs} == {"succeeded"}
+    bodies = [job["payload"]["body"] for job in jobs]
+    assert text in bodies
+    assert {"picture": "ñandú.jpg"} in bodies
+    assert "n" in {job["key"] for job in jobs}
+
+
+def test_a_worker_that_is_started_by_its_command_line_is_judged_as_well(place: Path) -> None:
+    """The general path of `worker_argv`: any language, forked and executed instead of warm."""
+    (place / "plain.py").write_text(
+        "from killproof_chaos.targets.minimal_adapter import MinimalTarget\n"
+        "from killproof_chaos.targets.minimal_queue import MinimalQueue\n"
+        "target = MinimalTarget('minimal', MinimalQueue)\n"
+        "target.work = None\n",
+        encoding="utf-8",
+    )
+    done = chaos(
+        place, "run", "--target", "plain.py", "--seconds", "1", "--workers", "2", "--nemesis",
+        "none", "--seed", "1", "--store", "run",
+    )  # fmt: skip
+
+    assert unseen(place / "run") == UNSEEN, done.stdout + done.stderr
+    assert {job["state"] for job in records(place / "run/snapshot.jsonl")} == {"succeeded"}
+
+
+FOREIGN = """
+import json, os, sqlite3, sys, time
+from contextlib import closing
+from killproof_evidence.contract import Contract
+from killproof_evidence.target import JobRow
+
+WORKER = '''
+import os, sqlite3, subprocess, sys, time
+os.chdir("/")
+db = sqlite3.connect(sys.argv[1], timeout=30, isolation_level=None)
+while True:
+    claim = "UPDATE job SET state = 'leased', until = ? WHERE id = (SELECT id FROM job WHERE " \\
+            "state = 'available' OR until < ? ORDER BY id LIMIT 1) RETURNING id, payload"
+    row = db.execute(claim, (time.time() + 1, time.time())).fetchone()
+    if row is None:
+        time.sleep(0.02)
+        continue
+    done = subprocess.run([sys.argv[2]], input=row[1], text=True, capture_output=True)
+    state = "succeeded" if done.returncode == 0 else "available"
+    db.execute("UPDATE job SET state = ?, until = NULL WHERE id = ?", (state, row[0]))
+'''
+
+class Foreign:
+    name, broken, audit = "foreign", False, None
+    contract = Contract(promises={"P1": "process", "P2": True}, parameters={"lease_ms": 1_000})
+
+    def prepare(self, place):
+        with closing(sqlite3.connect(place / "jobs")) as db:
+            db.execute("CREATE TABLE job (id INTEGER PRIMARY KEY, kind, payload, state, until)")
+        (place / "worker.py").write_text(WORKER)
+
+    def client(self, place):
+        self.db = sqlite3.connect(place / "jobs", timeout=30, isolation_level=None)
+        return self
+
+    def enqueue(self, kind, payload, **options):
+        sql = "INSERT INTO job (kind, payload, state) VALUES (?, ?, 'available') RETURNING id"
+        return self.db.execute(sql, (kind, json.dumps(payload))).fetchone()[0]
+
+    def close(self):
+        self.db.close()
+
+    def worker_argv(self, place):
+        effect = os.path.join(os.path.dirname(sys.executable), "killproof-effect")
+        return [sys.executable, str(place / "worker.py"), str(place / "jobs"), effect]
+
+    def snapshot(self, place):
+        with closing(sqlite3.connect(place / "jobs")) as db:
+            for id, kind, payload, state in db.execute("SELECT id, kind, payload, state FROM job"):
+                yield JobRow(id=id, kind=kind, state=state, payload=json.loads(payload))
+
+target = Foreign()
+"""
+
+
+def test_a_queue_without_hooks_history_or_audit_is_killed_and_judged_on_what_it_promises(
+    place: Path,
+) -> None:
+    """Level 0: a client, a command line that pipes payloads to `killproof-effect`, a snapshot."""
+    (place / "foreign.py").write_text(FOREIGN, encoding="utf-8")
+    done = chaos(
+        place, "run", "--target", "foreign.py", "--seconds", "1", "--workers", "3", "--nemesis",
+        "kill,pause,lock", "--kills", "5", "--pauses", "2", "--seed", "1", "--store", "run",
+    )  # fmt: skip
+
+    verdict = json.loads((place / "run/verdict.json").read_text())
+    assert verdict["counts"]["kills"] >= 5, done.stdout + done.stderr
+    assert verdict["counts"]["pauses"] >= 2
+    assert verdict["properties"]["P1"]["verdict"] == "pass", done.stdout + done.stderr
+    assert verdict["properties"]["P2"]["verdict"] == "pass"
+    assert verdict["properties"]["P5"]["verdict"] == "not_promised"
+
+
+def test_a_replay_of_a_store_makes_the_same_plan_and_judges_anew(place: Path) -> None:
+    words = ("--target", "minimal", "--seconds", "0.5", "--workers", "1", "--nemesis", "none")
+    chaos(place, "run", *words, "--seed", "5", "--store", "first")
+    token = json.loads((place / "first/verdict.json").read_text())["replay"].split()[-1]
+    by_store = chaos(place, "replay", "first", "--store", "second")
+    by_token = chaos(place, "replay", token, "--store", "third")
+
+    assert (by_store.returncode, by_token.returncode) == (2, 2), by_store.stderr + by_token.stderr
+    first = (place / "first/plan.json").read_bytes()
+    assert (place / "second/plan.json").read_bytes() == first
+    assert (place / "third/plan.json").read_bytes() == first
+
+
+def test_a_plan_can_be_printed_without_running_it(place: Path) -> None:
+    words = ("--target", "minimal", "--seconds", "0.5", "--workers", "1", "--nemesis", "none")
+    chaos(place, "run", *words, "--seed", "5", "--store", "first")
+    done = chaos(place, "replay", "first", "--plan-only")
+
+    assert done.returncode == 0
+    assert done.stdout.startswith("killproof chaos run --target minimal --seed 5 --workers 1")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("run", "--workers", "0"), "--workers 0 must be an integer from 1 to 64"),
+        (("run", "--producers", "17"), "--producers 17 must be an integer from 1 to 16"),
+        (("run", "--kills", "-1"), "--kills -1 must be an integer from 0 to 100000"),
+        (("run", "--seconds", "nan"), "--seconds nan must be a number from 0.5 to 3600"),
+        (("run", "--seconds", "x"), "--seconds"),
+        (("run", "--seed", "-3"), "--seed -3 must be an integer from 0"),
+        (("run", "--nemesis", "fire"), "--nemesis 'fire' is unknown: use kill, pause, term"),
+        (("run", "--nemesis", ","), "--nemesis ',' names none"),
+        (("run", "--target", "nope"), "target 'nope' is unknown: use ack-without-fence"),
+        (("run", "--target", "nope.py"), "target file 'nope.py' does not exist"),
+        (("run", "--target", "json:nope"), "target 'json:nope' cannot be loaded"),
+        (("run", "--jobs", "nope.jsonl"), "--jobs 'nope.jsonl' cannot be read"),
+        (("run", "--store", "full"), "store 'full' is not empty: give a new folder"),
+        (("run", "--unknown", "maybe"), "--unknown"),
+        (("check", "nope"), "store 'nope' does not exist: give the folder of a run"),
+        (("check", "full"), "run.json"),
+        (("replay", "nope"), "'nope' is neither a store nor a token"),
+        (("replay", "full"), "is no plan"),
+        (("fly",), "fly"),
+    ],
+)
+def test_bad_input_is_one_line_with_the_value_and_exit_64(
+    place: Path, words: tuple[str, ...], message: str
+) -> None:
+    (place / "full").mkdir()
+    (place / "full/something").write_text("")
+    done = chaos(place, *words)
+
+    assert done.returncode == 64, done.stdout + done.stderr
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+def test_the_list_of_targets_says_which_are_broken_and_how(place: Path) -> None:
+    done = chaos(place, "targets", "--json")
+
+    listed = {row["name"]: row for row in json.loads(done.stdout)}
+    assert set(listed) == {
+        "killproof", "minimal", "deletes-at-claim", "ack-without-fence", "attempt-not-counted",
+    }  # fmt: skip
+    assert [name for name, row in listed.items() if not row["broken"]] == ["killproof", "minimal"]
+    assert listed["ack-without-fence"]["property"] == "P5"
+    assert listed["killproof"]["level"] == 3
+    assert "P1" in listed["minimal"]["promises"]
+
+
+def test_the_doctor_finds_this_machine_fit(place: Path) -> None:
+    done = chaos(place, "doctor")
+
+    assert done.returncode == 0, done.stdout
+    assert "BAD" not in done.stdout

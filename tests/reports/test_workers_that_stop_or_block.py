@@ -1,0 +1,139 @@
+"""Workers between claim and start, and handlers that block everything: real processes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from killproof import Job, Queue
+
+SECONDS_MAX = 20.0
+
+WORKER = """
+import asyncio, os, signal, sys, time
+from killproof import Queue
+from killproof.core import sync
+from killproof.heartbeat import Heartbeat
+from killproof.worker import Handlers, Worker
+
+handlers = Handlers()
+
+def note(word):
+    said = os.open(sys.argv[1] + ".said", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(said, f"{word}\\n".encode())
+    os.close(said)
+
+@handlers("plain")
+def plain(context):
+    note("start")
+
+@handlers("async that sleeps")
+async def sleeps(context):
+    note("start")
+    time.sleep(1.25)
+    note("end")
+
+@handlers("computes")
+def computes(context):
+    note("start")
+    until, n = time.monotonic() + 1.25, 0
+    while time.monotonic() < until:
+        n += 1
+    note("end")
+
+def terminate_after_the_claim(name):
+    if name == "claim.synced":
+        os.kill(os.getpid(), signal.SIGTERM)
+
+def stop_when_a_handler_has_ended(name):
+    if name == "handler.end":
+        os.kill(os.getpid(), signal.SIGTERM)
+
+exec(sys.argv[2])
+with Queue(sys.argv[1]) as queue:
+    Worker(queue, handlers).run()
+"""
+
+
+def start(queue: Queue, *lines: str) -> "subprocess.Popen[bytes]":
+    argv = [sys.executable, "-c", WORKER, queue.path, "\n".join(lines)]
+    return subprocess.Popen(argv, stderr=subprocess.DEVNULL)
+
+
+def said(queue: Queue) -> list[str]:
+    try:
+        return Path(f"{queue.path}.said").read_text().split()
+    except FileNotFoundError:
+        return []
+
+
+def read(queue: Queue, job_id: int) -> Job:
+    job = queue.get(job_id)
+    assert job is not None
+    return job
+
+
+# B10: rows picked shortly before SIGTERM stay picked.
+
+TERM = "sync.hook = terminate_after_the_claim"
+#: The control: a stop that forgets what was claimed and not yet started.
+FORGETS = "Queue.release = lambda *_: None; Queue._leave = lambda *_: None"
+
+
+@pytest.mark.parametrize("guarded", [True, False], ids=["guarded", "control"])
+def test_a_job_claimed_just_before_sigterm_is_given_back_at_once_and_no_attempt_is_burnt(
+    place: Path, guarded: bool
+) -> None:
+    """B10: the loop was stopped after the claim and before the dispatch."""
+    with Queue(place / "q.db", durability="process") as queue:
+        job_id = queue.enqueue("plain", 1, max_attempts=1)
+        worker = start(queue, TERM, "" if guarded else FORGETS)
+        assert worker.wait(SECONDS_MAX) == 0
+        job = read(queue, job_id)
+
+        assert said(queue) == []
+        given_back = (job.state, job.attempt) == ("available", 0)
+        assert given_back == guarded
+
+
+# B98: a healthy worker is declared dead because its own job blocks the heartbeat.
+
+STOP = "sync.hook = stop_when_a_handler_has_ended"
+#: The control: no renewal gets through while the handler runs.
+SILENT = "Heartbeat._renew = lambda *_: None"
+
+
+def runs_and_takeovers(place: Path, kind: str, *lines: str) -> tuple[list[str], int]:
+    """Run one job five times as long as its lease; count what others could take meanwhile."""
+    with Queue(place / "q.db", durability="process") as queue:
+        queue.enqueue(kind, 1, lease=0.25)
+        worker = start(queue, STOP, *lines)
+        taken = 0
+        while worker.poll() is None:
+            if said(queue) and queue.wait(None, 0.02):
+                taken += queue.claim() is not None
+        assert worker.returncode in (0, -9)
+        return said(queue), taken
+
+
+@pytest.mark.parametrize("kind", ["async that sleeps", "computes"])
+def test_a_handler_that_blocks_for_five_leases_keeps_its_job(place: Path, kind: str) -> None:
+    """B98: the heartbeat was a task on the very loop that it certifies."""
+    assert runs_and_takeovers(place, kind) == (["start", "end"], 0)
+
+
+def test_a_heartbeat_that_the_handler_silences_is_seen_to_lose_the_job(place: Path) -> None:
+    """B98, control."""
+    words, taken = runs_and_takeovers(place, "async that sleeps", SILENT)
+
+    assert (words, taken) == (["start"], 1)
+
+
+def test_the_processes_of_these_reports_are_on_the_queue_under_test(place: Path) -> None:
+    """A worker that imported another killproof would prove nothing."""
+    code = "import killproof, sys; print(killproof.__file__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert os.path.samefile(done.stdout.strip(), sys.modules["killproof"].__file__ or "")

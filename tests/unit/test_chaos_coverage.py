@@ -1,0 +1,270 @@
+"""The obligation manifest: fixed here, so that it cannot shrink unseen."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from killproof_chaos import coverage, targets
+from killproof_chaos.phases import PHASES
+from killproof_chaos.plan import NEMESES, Options
+from killproof_evidence.contract import Contract
+from killproof_evidence.store import Store
+
+WHOLE: dict[str, Any] = {"interrupted": False, "drained": True, "problems": []}
+MOMENTS = ("begin", "locked", "written", "committed", "synced")
+
+
+def test_the_manifest_of_killproof_is_every_phase_of_the_design_by_kill_and_by_pause() -> None:
+    phases = [f"{op}.{m}" for op in ["enqueue", "claim", "extend", "ack", "nack"] for m in MOMENTS]
+    phases += [f"{op}.{m}" for op in ["release", "reap", "cancel", "complete"] for m in MOMENTS]
+    phases += ["promote.begin", "promote.written", "handler.start", "handler.effect"]
+    phases += ["handler.end", "worker.idle", "worker.stop", "checkpoint.begin", "checkpoint.end"]
+    cells = {f"{nemesis}@{phase}" for nemesis in ("kill", "pause") for phase in phases}
+
+    obliged = coverage.obliged(targets.load("killproof"), Options())
+    assert {name for name in obliged if "@" in name} == cells
+    assert {name for name in obliged if "@" not in name} == {
+        "the run came to its end",
+        "the queue came to rest after the faults",
+        "the end of every process is explained",
+        "200 kills that hit",
+        "40 pauses that hit",
+        "a job whose worker was killed was delivered again",
+        "a worker with a job was killed while a peer was idle",
+        "the file was recovered from a log that was not empty",
+        "a lease ran out under a stopped worker",
+        "a stale outcome was refused",
+        "a worker was asked to stop and ended in order",
+        "a stopping worker gave back the job in its hand",
+        "a job was dead-lettered",
+        "a handler took its worker with it",
+        "a handler hung",
+        "a handler returned what JSON cannot hold",
+        "an operation waited for a foreign program's write lock",
+        "a foreign program held the write lock for longer than a lease",
+        "the HTTP sink was asked again for a key that it had applied",
+    }
+
+
+def test_the_phases_are_those_of_the_design() -> None:
+    operations = [
+        "enqueue",
+        "claim",
+        "extend",
+        "ack",
+        "nack",
+        "release",
+        "reap",
+        "promote",
+        "cancel",
+        "complete",
+    ]
+    others = ["handler.start", "handler.effect", "handler.end", "worker.idle", "worker.stop"]
+
+    assert set(PHASES) == {
+        *(f"{operation}.{moment}" for operation in operations for moment in MOMENTS),
+        *others,
+        "checkpoint.begin",
+        "checkpoint.end",
+    }
+
+
+@pytest.mark.parametrize("nemesis", NEMESES)
+def test_what_was_not_chosen_is_not_obliged(nemesis: str) -> None:
+    others = tuple(name for name in NEMESES if name != nemesis)
+    target = targets.load("minimal")
+
+    alone = set(coverage.obliged(target, Options(nemeses=(nemesis,))))
+    without = set(coverage.obliged(target, Options(nemeses=others)))
+    owed = alone - {coverage.ENDED, coverage.RESTED, coverage.EXPLAINED}
+    assert owed
+    assert not owed & without
+
+
+def test_a_target_is_not_obliged_to_what_it_cannot_show() -> None:
+    obliged = coverage.obliged(targets.load("minimal"), Options())
+
+    assert coverage.RELEASED not in obliged
+    assert "kill@release.begin" not in obliged
+
+
+def test_a_phase_that_nobody_reaches_without_a_nemesis_is_not_obliged_without_it() -> None:
+    target = targets.load("killproof")
+    alone = coverage.aims(target, Options(nemeses=("kill",)))
+
+    missing = set(coverage.phases_of(target)) - set(alone)
+    assert {phase.partition(".")[0] for phase in missing} == {"nack", "release", "worker"}
+    assert "worker.idle" in alone
+    assert coverage.aims(target, Options()) == coverage.phases_of(target)
+
+
+def test_a_run_without_faults_meets_no_obligation_of_a_nemesis(tmp_path: Path) -> None:
+    store = make_store(tmp_path, nemesis=[])
+    options = Options()
+    hit = coverage.hit(store, options, WHOLE)
+
+    assert hit == [coverage.ENDED, coverage.RESTED, coverage.EXPLAINED]
+    missed = set(coverage.obliged(targets.load("killproof"), options)) - set(hit)
+    assert "kill@ack.committed" in missed
+    assert "200 kills that hit" in missed
+
+
+def test_asking_for_no_kill_does_not_meet_the_obligation_to_kill(tmp_path: Path) -> None:
+    options = Options(kills=0)
+    hit = coverage.hit(make_store(tmp_path, nemesis=[]), options, WHOLE)
+
+    assert "0 kills that hit" in coverage.obliged(targets.load("minimal"), options)
+    assert "0 kills that hit" not in hit
+
+
+@pytest.mark.parametrize(
+    ("run", "missed"),
+    [
+        ({"interrupted": True}, coverage.ENDED),
+        ({"drained": False}, coverage.RESTED),
+        ({"problems": ["w1.1 ended with status 9, unasked"]}, coverage.EXPLAINED),
+    ],
+)
+def test_a_run_that_is_not_whole_misses_what_every_run_owes(
+    tmp_path: Path, run: dict[str, Any], missed: str
+) -> None:
+    hit = coverage.hit(make_store(tmp_path, nemesis=[]), Options(), WHOLE | run)
+
+    assert missed not in hit
+
+
+def kill(pid: int, phase: str = "handler.start", **more: Any) -> dict[str, Any]:
+    facts = {"fault": "kill", "pid": pid, "phase": phase, "hit": True}
+    return {"t": 500, "idle_peers": [], "wal_bytes": 0} | facts | more
+
+
+def test_a_kill_meets_its_cell_and_a_producers_kill_too(tmp_path: Path) -> None:
+    store = make_store(
+        tmp_path, nemesis=[kill(1, "claim.locked"), kill(2, "enqueue.begin", fault="producer-kill")]
+    )
+    hit = coverage.hit(store, Options(kills=2), WHOLE)
+
+    assert {"kill@claim.locked", "kill@enqueue.begin", "2 kills that hit"} <= set(hit)
+    assert "pause@claim.locked" not in hit
+
+
+def test_a_kill_of_an_idle_worker_is_a_cell_but_no_hit(tmp_path: Path) -> None:
+    store = make_store(tmp_path, nemesis=[kill(1, "worker.idle", hit=False)])
+    hit = coverage.hit(store, Options(kills=1), WHOLE)
+
+    assert "kill@worker.idle" in hit
+    assert "1 kills that hit" not in hit
+
+
+CLAIM = [
+    {"t": 100, "pid": 1, "n": 1, "f": "claim", "type": "invoke"},
+    {"t": 101, "pid": 1, "n": 1, "f": "claim", "type": "ok", "job": 5, "fence": 1},
+]
+LEASED = {"job": 5, "old": "available", "new": "leased", "fence": 1}
+LEASED_AGAIN = {"job": 5, "old": "available", "new": "leased", "fence": 2}
+REFUSED = [
+    {"t": 100, "pid": 1, "n": 1, "f": "ack", "type": "invoke", "job": 5, "fence": 1},
+    {"t": 101, "pid": 1, "n": 1, "f": "ack", "type": "fail", "job": 5, "fence": 1},
+]
+PAUSE = {"t": 1, "fault": "pause", "pid": 1, "phase": "ack.begin", "hit": True, "t_end": 9}
+LOCK = {"t": 100, "t_end": 600_000_100, "fault": "lock", "pid": 9, "phase": "locked", "hit": True}
+WAITED = [
+    {"t": 50, "pid": 1, "n": 1, "f": "ack", "type": "invoke"},
+    {"t": 600_000_200, "pid": 1, "n": 1, "f": "ack", "type": "ok"},
+]
+EXIT = [{"t": 900, "pid": 1, "n": 1, "f": "exit", "type": "ok"}]
+HUNG = [
+    {
+        "t": 1, "pid": 7, "n": 1, "f": "enqueue", "type": "invoke",
+        "value": {"id": "j1", "script": ["raise", "hang:2"]},
+    }
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("sentence", "parts", "without"),
+    [
+        (
+            coverage.REDELIVERED,
+            {"nemesis": [kill(1)], "history": CLAIM, "audit": [LEASED, LEASED_AGAIN]},
+            "audit",
+        ),
+        (coverage.SPARED, {"nemesis": [kill(1, idle_peers=["w2.1"])]}, "nemesis"),
+        (
+            coverage.RECOVERED,
+            {"nemesis": [{"t": 1, "fault": "kill-all", "hit": True, "wal_bytes": 8}]},
+            "nemesis",
+        ),
+        (
+            coverage.EXPIRED,
+            {"nemesis": [PAUSE], "history": CLAIM, "audit": [LEASED, LEASED_AGAIN]},
+            "audit",
+        ),
+        (coverage.REFUSED, {"history": REFUSED}, "history"),
+        (coverage.STOPPED, {"nemesis": [PAUSE | {"fault": "term"}], "history": EXIT}, "history"),
+        (
+            coverage.RELEASED,
+            {"history": [{"t": 1, "pid": 1, "n": 1, "f": "release", "type": "ok"}]},
+            "history",
+        ),
+        (coverage.DEAD, {"audit": [{"job": 5, "old": "leased", "new": "dead"}]}, "audit"),
+        (
+            coverage.CRASHED,
+            {"nemesis": [{"t": 1, "fault": "handler-abort", "pid": 1, "phase": "", "hit": True}]},
+            "nemesis",
+        ),
+        (
+            coverage.OVERTIME,
+            {"history": HUNG, "effects": [{"job": "j1", "what": "start", "attempt": 2}]},
+            "effects",
+        ),
+        (
+            coverage.UNJSONABLE,
+            {"effects": [{"job": "j", "what": "end", "outcome": "unjsonable"}]},
+            "effects",
+        ),
+        (coverage.WAITED, {"nemesis": [LOCK], "history": WAITED}, "history"),
+        (coverage.OUTLASTED, {"nemesis": [LOCK]}, "nemesis"),
+        (coverage.REPEATED, {"repeats": [{"job": "j1", "what": "repeated"}]}, "repeats"),
+    ],
+)
+def test_each_sometimes_is_met_by_its_evidence_and_not_without_it(
+    tmp_path: Path, sentence: str, parts: dict[str, list[dict[str, Any]]], without: str
+) -> None:
+    (tmp_path / "with").mkdir()
+    (tmp_path / "without").mkdir()
+    shown = make_store(tmp_path / "with", **parts)
+    bare = make_store(tmp_path / "without", **(parts | {without: []}))
+
+    assert sentence in coverage.hit(shown, Options(), WHOLE)
+    assert sentence not in coverage.hit(bare, Options(), WHOLE)
+
+
+def test_every_sentence_of_the_manifest_can_be_met() -> None:
+    assert {sentence for sentence, _ in coverage.SOMETIMES} == {s for s, _ in coverage.SHOWN}
+
+
+def make_store(
+    place: Path,
+    *,
+    nemesis: list[dict[str, Any]] | None = None,
+    history: list[dict[str, Any]] | None = None,
+    audit: list[dict[str, Any]] | None = None,
+    effects: list[dict[str, Any]] | None = None,
+    repeats: list[dict[str, Any]] | None = None,
+) -> Store:
+    """Make a store of hand-written records."""
+    store = Store.create(place / "store")
+    store.write_contract(Contract(parameters={"lease_ms": 500}))
+    for path, records in (
+        (store.nemesis, nemesis),
+        (store.history_file("w1.1"), history),
+        (store.audit, audit),
+        (store.effects / "1.jsonl", effects),
+        (store.path / "repeats.jsonl", repeats),
+    ):
+        text = "".join(json.dumps(record) + "\n" for record in records or ())
+        path.write_text(text, encoding="utf-8")
+    return store
