@@ -299,6 +299,15 @@ def test_counting_begins_anew_where_the_process_arms_itself(watched: Control) ->
     assert process.counts == {(Kind.WRITE, File.WAL): 1}
 
 
+def test_each_arming_counts_the_calls_of_a_rule_anew(watched: Control) -> None:
+    watched.set_start_armed(False)
+    watched.set_rule(kill(3))
+    twice = ARMS_ITSELF.replace('os.write(file, b"e")', "os.fsync(file); os.close(file)")
+
+    assert run(watched, twice).returncode == 0  # Two calls, and two again.
+    assert watched.hits() == 0
+
+
 def test_a_rule_for_one_process_spares_the_others(watched: Control) -> None:
     watched.set_rule(kill(1, pid=1))
 
@@ -313,7 +322,23 @@ def wait_until(claim: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-def test_a_process_stops_at_the_call_and_goes_on_when_it_is_let(watched: Control) -> None:
+#: The same from a thread, and the main thread waits: a signal to the process would go to that one.
+WRITES_IN_A_THREAD = """
+import os, sys, threading
+file = os.open(sys.argv[1] + "/queue.db-wal", os.O_RDWR | os.O_CREAT, 0o644)
+def work():
+    for number in range(3):
+        os.pwrite(file, b"abc", 3 * number)
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.parametrize("code", [THREE_WRITES, WRITES_IN_A_THREAD], ids=["main", "thread"])
+def test_a_process_stops_at_the_call_and_goes_on_when_it_is_let(
+    watched: Control, code: str
+) -> None:
     watched.set_rule(
         Rule(
             action=Action.SIGNAL_AFTER,
@@ -323,7 +348,7 @@ def test_a_process_stops_at_the_call_and_goes_on_when_it_is_let(watched: Control
         )
     )
     with subprocess.Popen(
-        [sys.executable, "-c", THREE_WRITES, str(watched.path.parent / "db")],
+        [sys.executable, "-c", code, str(watched.path.parent / "db")],
         env=os.environ | preload_environment(watched),
     ) as process:
         _, status = os.waitpid(process.pid, os.WUNTRACED)
@@ -409,6 +434,14 @@ for thread in threads: thread.join()
 """
 
 
+def test_an_inherited_descriptor_of_a_deleted_file_keeps_its_name(watched: Control) -> None:
+    deletes = SPAWNS.replace("code =", 'os.unlink(sys.argv[1] + "/queue.db-wal")\ncode =')
+    assert run(watched, deletes).returncode == 0
+
+    child = watched.processes()[1]
+    assert child.counts == {(Kind.WRITE, File.WAL): 1, (Kind.FSYNC, File.WAL): 1}
+
+
 def test_threads_are_all_counted_and_recorded(watched: Control) -> None:
     assert run(watched, THREADS).returncode == 0
 
@@ -462,7 +495,7 @@ def test_a_socket_that_got_a_file_s_number_is_not_watched(watched: Control) -> N
 
 
 NUMBERS_THAT_BECOME_FILES = """
-import fcntl, os, sys
+import ctypes, fcntl, os, sys
 file = os.open(sys.argv[1] + "/queue.db", os.O_RDWR | os.O_CREAT, 0o644)
 os.symlink(sys.argv[1] + "/queue.db", sys.argv[1] + "/../link")
 def freed():
@@ -473,7 +506,7 @@ def freed():
 copies = [
     lambda number: os.dup2(file, number),
     lambda number: os.dup2(file, number, inheritable=False),
-    lambda number: os.dup(file),
+    lambda number: ctypes.CDLL(None).dup(file),  # Python's own is fcntl's.
     lambda number: fcntl.fcntl(file, fcntl.F_DUPFD, number),
     lambda number: os.open(sys.argv[1] + "/../link", os.O_WRONLY),
 ]

@@ -115,6 +115,15 @@ def test_a_failed_call_tells_its_errno_and_changes_nothing(
     assert watched.hits() == 1
 
 
+def test_a_descriptor_is_closed_whatever_close_says(watched: Control) -> None:
+    """As the kernel does: a program that closed it again would close another thread's file."""
+    watched.set_rule(failing(Kind.CLOSE, File.WAL, errno.EIO))
+    closes_twice = CALLS.replace("print(error.errno,", "print(error.errno); os.close(file); print(")
+
+    with pytest.raises(AssertionError, match="Bad file descriptor"):
+        run(watched, closes_twice % "close")
+
+
 def test_a_failure_is_recorded_as_the_shim_s(watched: Control) -> None:
     watched.set_rule(failing(Kind.FDATASYNC, File.WAL, errno.EIO))
     run(watched, CALLS % "fdatasync")
@@ -217,7 +226,6 @@ def test_a_failed_barrier_is_an_unknown_outcome_and_stops_the_queue(watched: Con
 
 
 def test_no_room_in_the_log_rolls_back_and_says_so(watched: Control) -> None:
-    """What SQLite itself tells; the queue says less, below, because this came from a COMMIT."""
     watched.set_rule(failing(Kind.WRITE, File.WAL, errno.ENOSPC))
     code = """
 import os, sqlite3, sys
@@ -248,13 +256,16 @@ def test_no_room_before_the_commit_is_definite(watched: Control) -> None:
     assert kinds_in(watched) == ["before", *["after"] * 100]
 
 
-@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
-def test_a_commit_that_met_an_error_is_told_as_unknown_and_did_not_happen(
-    watched: Control, error: int
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(errno.ENOSPC, "StorageFull definite"), (errno.EIO, "OutcomeUnknown indefinite")],
+)
+def test_a_commit_that_could_not_write_to_the_log_did_not_happen(
+    watched: Control, error: int, told: str
 ) -> None:
     watched.set_rule(failing(Kind.WRITE, File.WAL, error))
 
-    assert run(watched, ENQUEUES % 1) == "OutcomeUnknown indefinite; job 2"
+    assert run(watched, ENQUEUES % 1) == f"{told}; job 2"
     assert kinds_in(watched) == ["before", "after"]
 
 

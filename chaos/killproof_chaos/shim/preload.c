@@ -389,6 +389,17 @@ static void remember(int descriptor, const struct descriptor *known)
     }
 }
 
+/* A copy of a watched descriptor is one; of any other it is looked up at first use. */
+static void remember_copy(int descriptor, int copy)
+{
+    if (copy < 0)
+        return;
+    if (descriptor >= 0 && descriptor < DESCRIPTORS && descriptors[descriptor].state == WATCHED)
+        remember(copy, &descriptors[descriptor]);
+    else
+        forget(copy);
+}
+
 /* Find out what a descriptor is that was inherited, received or opened through a link. */
 static struct descriptor look_up(int descriptor)
 {
@@ -673,7 +684,7 @@ int close(int descriptor)
 int dup(int descriptor)
 {
     int copy = (int)syscall(SYS_dup, descriptor);
-    forget(copy);
+    remember_copy(descriptor, copy);
     return copy;
 }
 
@@ -681,14 +692,16 @@ int dup2(int descriptor, int copy)
 {
     int result = descriptor == copy ? (int)syscall(SYS_fcntl, descriptor, F_GETFD)
                                     : (int)syscall(SYS_dup3, descriptor, copy, 0);
-    forget(copy);
+    if (result >= 0 && descriptor != copy)
+        remember_copy(descriptor, copy);
     return result < 0 ? -1 : copy;
 }
 
 int dup3(int descriptor, int copy, int flags)
 {
     int result = (int)syscall(SYS_dup3, descriptor, copy, flags);
-    forget(copy);
+    if (result >= 0)
+        remember_copy(descriptor, copy);
     return result;
 }
 
@@ -791,8 +804,8 @@ ssize_t copy_file_range(int from, off64_t *from_at, int to, off64_t *to_at, size
     return syscall(SYS_copy_file_range, from, from_at, to, to_at, bytes, flags);
 }
 
-/* A writable map of anything but the -shm (which holds nothing that outlives a crash of the host)
- * changes a file unseen: the log says so, and the reader must not trust its images. */
+/* A writable map changes a file unseen: the log says so, and the reader must not trust its images.
+ * The -shm and the turnstile are memory that processes share: both start anew after a crash. */
 void *mmap(void *where, size_t bytes, int protection, int flags, int descriptor, off_t at)
 {
     struct call call = {.kind = KIND_MAP, .at = at, .length = bytes};
@@ -800,7 +813,7 @@ void *mmap(void *where, size_t bytes, int protection, int flags, int descriptor,
     if (descriptor >= 0 && shared && protection & PROT_WRITE && on_descriptor(&call, descriptor)) {
         if (GET(&slot->armed))
             ADD(&slot->counts[KIND_MAP][call.file], 1);
-        if (call.file != FILE_SHM)
+        if (call.file != FILE_SHM && call.file != FILE_TURNSTILE)
             record(&call, TYPE_BLIND, 0);
     }
     return (void *)syscall(SYS_mmap, where, bytes, protection, flags, descriptor, at);
@@ -992,7 +1005,7 @@ static int fcntl_any(int descriptor, int command, void *argument)
     default: {
         int result = (int)syscall(SYS_fcntl, descriptor, command, argument);
         if (command == F_DUPFD || command == F_DUPFD_CLOEXEC)
-            forget(result);
+            remember_copy(descriptor, result);
         else if (command == F_SETFL)
             forget(descriptor); /* O_APPEND may have changed. */
         return result;
