@@ -327,7 +327,7 @@ WRITES_IN_A_THREAD = """
 import os, sys, threading
 file = os.open(sys.argv[1] + "/queue.db-wal", os.O_RDWR | os.O_CREAT, 0o644)
 def work():
-    for number in range(3):
+    for number in range(300):
         os.pwrite(file, b"abc", 3 * number)
 thread = threading.Thread(target=work)
 thread.start()
@@ -335,9 +335,11 @@ thread.join()
 """
 
 
-@pytest.mark.parametrize("code", [THREE_WRITES, WRITES_IN_A_THREAD], ids=["main", "thread"])
+@pytest.mark.parametrize(
+    ("code", "writes"), [(THREE_WRITES, 3), (WRITES_IN_A_THREAD, 300)], ids=["main", "thread"]
+)
 def test_a_process_stops_at_the_call_and_goes_on_when_it_is_let(
-    watched: Control, code: str
+    watched: Control, code: str, writes: int
 ) -> None:
     watched.set_rule(
         Rule(
@@ -357,7 +359,7 @@ def test_a_process_stops_at_the_call_and_goes_on_when_it_is_let(
         process.send_signal(signal.SIGCONT)
         assert process.wait(DEADLINE_SECONDS) == 0
 
-    assert wal_of(watched) == b"abcabcabc"
+    assert wal_of(watched) == b"abc" * writes
 
 
 def test_a_running_process_is_armed_from_outside(watched: Control) -> None:
