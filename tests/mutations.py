@@ -362,7 +362,7 @@ ORDER_AND_FORKS = (
         "connection.py",
         "if not handle.connection.in_transaction:\n",
         "if False:\n",
-        f"{FORK}test",
+        f"{FORK}acknowledged_in_a_forked_child",
     ),
     m(
         "R-B3: a child has an identity of its own",
@@ -376,7 +376,7 @@ ORDER_AND_FORKS = (
         "database.py",
         "            tx.check_open(self.path)\n            return tx",
         "            return tx",
-        f"{ENQUEUE}test_a_transaction",
+        f"{ENQUEUE}a_transaction_of_another or transaction_that_has_ended",
     ),
     m(
         "an error of the caller's block stays the caller's",
@@ -858,10 +858,12 @@ def main() -> int:
             shutil.copytree(
                 ROOT / root, sources / root, ignore=shutil.ignore_patterns("__pycache__")
             )
-        status, said = run_tests(sources, [mutation.test for mutation in chosen])
-        if status != 0:
-            print(f"red without any mutation: {said}")
-            return 1
+        for file in sorted({mutation.test.partition("::")[0] for mutation in chosen}):
+            tests = [mutation.test for mutation in chosen if mutation.test.startswith(file)]
+            status, said = run_tests(sources, tests)
+            if status != 0:
+                print(f"{file} is red without any mutation: {said}")
+                return 1
         wrong = 0
         for mutation in chosen:
             problem = is_missed(mutation, sources)
