@@ -3,7 +3,7 @@
 import sqlite3
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -119,6 +119,19 @@ def test_a_result_that_json_cannot_hold_does_not_undo_the_work(queue: Queue, nam
     assert shown in job.result["killproof_repr"]
     assert "result" in job.result["killproof_reason"]
     assert len(job.result["killproof_repr"]) <= model.ERROR_CHARS_MAX + 10
+
+
+def test_a_result_that_raises_while_it_is_read_does_not_undo_the_work(queue: Queue) -> None:
+    class Lazy(dict[str, int]):
+        def items(self) -> NoReturn:
+            raise ZeroDivisionError
+
+    lease = claimed(queue)
+    queue.ack(lease, Lazy(a=1))
+
+    result = read(queue, lease).result
+    assert isinstance(result, dict)
+    assert "ZeroDivisionError while it was read" in result["killproof_reason"]
 
 
 def test_a_result_whose_repr_raises_does_not_undo_the_work(queue: Queue) -> None:

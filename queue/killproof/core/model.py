@@ -136,7 +136,7 @@ def _guarded(describe: Callable[[], str]) -> str:
     """Return the text, or say that there is none: an exception's own `__str__` may raise."""
     try:
         return describe()
-    except Exception as error:  # The failure path must not fail (it would leave the job leased).
+    except BaseException as error:  # The failure path must not fail, nor be left by a SystemExit.
         return f"<no text: {type(error).__name__} while describing the error>"
 
 
@@ -219,6 +219,8 @@ def _strict_json(value: object, what: str) -> tuple[str, int]:
         reason = f"{error}: use null, booleans, finite numbers, text, lists and objects"
     except RecursionError:
         reason = "it is nested too deeply: flatten it"
+    except Exception as error:  # A dict of the caller's own class: whatever it raises, see above.
+        reason = f"{type(error).__name__} while it was read"
     raise PayloadInvalid(f"{what} {_short(value)} is not JSON: {reason}")
 
 
