@@ -99,17 +99,16 @@ class Transaction:
 
     def row(self, sql: LiteralString, values: Values = ()) -> tuple[Value, ...] | None:
         """Return the first row, or None."""
-        cursor = self._connection.cursor()
+        cursor = self._connection.execute(sql, values)
         cursor.row_factory = None  # A connection of the caller may make something else of rows.
-        found: tuple[Value, ...] | None = cursor.execute(sql, values).fetchone()
-        cursor.close()
+        found: tuple[Value, ...] | None = cursor.fetchone()
         return found
 
     def rows(self, sql: LiteralString, values: Values = ()) -> list[tuple[Value, ...]]:
         """Return all rows."""
-        cursor = self._connection.cursor()
+        cursor = self._connection.execute(sql, values)
         cursor.row_factory = None
-        return cursor.execute(sql, values).fetchall()
+        return cursor.fetchall()
 
     def change(self, sql: LiteralString, values: Values = ()) -> int:
         """Run a writing statement; return the number of rows it changed."""
