@@ -1,6 +1,7 @@
 """Opening: which files are taken, which are refused, what is said, and that nothing is left."""
 
 import ctypes
+import os
 import re
 import sqlite3
 from collections.abc import Iterator
@@ -271,6 +272,8 @@ MOUNTS = """\
 7 1 0:25 / /twice rw - ext4 /dev/vdc rw
 8 1 0:26 / /twice rw - tmpfs tmpfs rw
 9 1 0:27 / /host rw - virtiofs host rw
+10 1 0:28 / /a\\012b\\011c rw - tmpfs tmpfs rw
+11 1 0:29 / /line\x0cend\x85s\u2028 rw - tmpfs tmpfs rw
 """
 
 
@@ -286,6 +289,8 @@ MOUNTS = """\
         ("/containers/q.db", "overlay, where fsync does nothing", None),
         ("/twice/q.db", "tmpfs", None),
         ("/host/q.db", "virtiofs: the log", "virtiofs: the log"),
+        ("/a\nb\tc/q.db", "tmpfs", None),
+        ("/line\x0cend\x85s\u2028/q.db", "tmpfs", None),
     ],
 )
 def test_the_file_system_under_a_path_decides_what_it_can_keep(
@@ -296,7 +301,7 @@ def test_the_file_system_under_a_path_decides_what_it_can_keep(
     process: str | None,
 ) -> None:
     table = place / "mountinfo"
-    table.write_text(MOUNTS)
+    table.write_text(MOUNTS, encoding="utf-8")
     monkeypatch.setattr(barrier, "MOUNTS", table)
 
     for level, wanted in (("power", power), ("process", process)):
@@ -311,6 +316,24 @@ def test_where_the_kernel_does_not_tell_its_mounts_nothing_is_refused(
     monkeypatch.setattr(barrier, "MOUNTS", place / "absent")
 
     assert barrier.refusal("/dev/shm/q.db", "power") is None
+
+
+def test_a_failure_whose_reason_is_no_unicode_is_marked(place: Path) -> None:
+    barrier.mark_failed(str(place / "q.db"), "fdatasync of \udcff.db failed")
+
+    assert (place / "q.db.failed").read_text() == "fdatasync of \\udcff.db failed\n"
+
+
+def test_a_barrier_that_can_not_be_built_leaves_no_descriptor_open(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (place / "q.db-wal").touch()
+    monkeypatch.setattr(barrier, "sync_directory", lambda path: 1 / 0)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ZeroDivisionError):
+        barrier.Barrier(str(place / "q.db"))
+
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_file_whose_disk_has_failed_is_refused_and_not_touched(place: Path) -> None:
