@@ -627,8 +627,8 @@ STATEMENTS = (
     m(
         "a batch of claims stops at its limit",
         "jobs.py",
-        "if first is None or len(leases) == limit:",
-        "if first is None:",
+        "if len(taken) == limit or not (row",
+        "if not (row",
         f"{CLAIM}stops_at_its_limit",
     ),
     m(
@@ -694,7 +694,7 @@ TEXTS = (
     m(
         "an error whose text raises is recorded",
         "model.py",
-        "except Exception as error:  # The failure path",
+        "except BaseException as error:  # The failure path",
         "except ZeroDivisionError as error:  # The failure path",
         f"{OUTCOMES}no_error_is_too_odd",
     ),
@@ -736,8 +736,15 @@ TEXTS = (
     m(
         "a row that breaks a check is put aside by the claim",
         "jobs.py",
-        "            self._set_aside(tx, job_id, error)\n            return None",
-        "            raise",
+        "self._set_aside(tx, cast(int, row[0]), error)\n                continue",
+        "raise",
+        f"{SCHEMA}damaged_row_never_stops",
+    ),
+    m(
+        "a payload that can not be decoded stops nobody",
+        "jobs.py",
+        "except (ValueError, TypeError, RecursionError) as error:\n                # One row",
+        "except ZeroDivisionError as error:\n                # One row",
         f"{SCHEMA}damaged_row_never_stops",
     ),
     m(

@@ -228,6 +228,11 @@ class Hostile(Exception):
         raise RuntimeError("even this")
 
 
+class Leaving(Exception):
+    def __str__(self) -> str:
+        raise SystemExit(1)
+
+
 def test_an_error_is_kept_with_class_message_and_traceback(queue: Queue) -> None:
     lease = claimed(queue)
     try:
@@ -250,6 +255,7 @@ ERRORS: dict[str, tuple[BaseException | str, str]] = {
     "a surrogate": (ValueError("\ud800!"), "\\ud800!"),
     "ten megabytes": ("\N{SNOWMAN}" * 10_000_000, "\N{SNOWMAN}" * 100),
     "a text that raises": (Hostile(), "<no text: RuntimeError while describing the error>"),
+    "a text that leaves": (Leaving(), "<no text: SystemExit while describing the error>"),
     "an exit": (SystemExit(3), "3"),
     "no text at all": (KeyboardInterrupt(), ""),
 }
