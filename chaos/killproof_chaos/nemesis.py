@@ -295,6 +295,8 @@ class Nemesis:
         """Say whether enough others still work, and the lock is not held by a stopped one."""
         if any(pause.holds_lock for pause in self._pauses):
             return False
+        if any(fault.fault == "kill-all" for fault in self._random):
+            return False  # It waits until nobody stands still.
         if phase in LOCKED and time.monotonic_ns() - self._lock_freed_ns < LOCK_CALM_NS:
             return False
         if process.told_stop_ns:
