@@ -62,7 +62,7 @@ class Queue:
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: str | bytes | os.PathLike[str],
         *,
         durability: Durability | None = None,
         busy_limit: float = 30.0,
@@ -86,7 +86,7 @@ class Queue:
             raise ValueError(f"busy_limit {busy_limit!r} must be at most 3600 seconds")
         self.host = host or Host()
         self.database = Database(
-            os.fspath(path), durability=durability, busy_limit=busy_limit, host=self.host
+            os.fsdecode(path), durability=durability, busy_limit=busy_limit, host=self.host
         )
         self._identity: _Identity | None = None
         self._swept_ns = 0
@@ -119,25 +119,26 @@ class Queue:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        """Close; after an error what is held counts as crashed, for it may be the cause.
+
+        Given back as no attempt, a job whose handler ends its worker would come again for ever.
+        """
+        if isinstance(error, Exception):
+            self._identity = None  # Its byte is freed with the rest, and tells the others.
         self.close()
 
     def close(self) -> None:
         """Release the leases still held, free the identity, close every thread's connection."""
         identity, self._identity = self._identity, None
-        if (
-            identity is not None
-            and identity.pid == os.getpid()
-            and self.database.liveness is not None
-        ):
-            limit, self.database.busy_limit = self.database.busy_limit, LEAVE_SECONDS
-            try:
-                self._leave(identity)
-            except KillproofError:
-                # The freed byte tells the others as well, only as a crash.
-                pass
-            finally:
-                self.database.busy_limit = limit
-        self.database.close()
+        is_ours = identity is not None and identity.pid == os.getpid()
+        try:
+            if identity is not None and is_ours and self.database.liveness is not None:
+                self.database.busy_limit = LEAVE_SECONDS
+                # Else the freed byte tells the others as well, only as a crash.
+                with suppress(KillproofError):
+                    self._leave(identity)
+        finally:
+            self.database.close()
 
     # Putting in.
 
@@ -379,7 +380,9 @@ class Queue:
             except (ValueError, TypeError, RecursionError) as error:
                 # One row that somebody damaged must not stop the others.
                 lease = _lease_of(_job(_without_payload(row), claim=claim), now_ns)
-                self.nack(lease, error, permanent=True)
+                # Nor may the trouble of saying so: the other leases are the caller's already.
+                with suppress(KillproofError):
+                    self.nack(lease, error, permanent=True)
         return leases
 
     FIRST_DUE: Final = """
@@ -906,7 +909,7 @@ class Queue:
         costs a look at a shared-memory counter, and a lock test for each lease, every 4 to 50 ms.
         """
         wanted, clock = _kinds_json(kinds), self.host.clock
-        end_ns = clock.monotonic_ns() + round(seconds * 1e9)
+        end_ns = clock.monotonic_ns() + model.to_ms(seconds, "seconds") * 1_000_000
         pause = IDLE_PAUSE_FIRST
         seen: Sequence[Value] | None = None
         holders: list[_Holder] = []
@@ -1021,7 +1024,8 @@ def _job(
     Raises:
         ValueError, TypeError, RecursionError: the payload or the result is not JSON.
     """
-    values: dict[str, Any] = dict(zip(_COLUMNS, row, strict=True))
+    # Not strict: the file's owner may have added columns of his own, and those come last.
+    values: dict[str, Any] = dict(zip(_COLUMNS, row, strict=False))
     for name in _NOT_IN_JOB:
         del values[name]
     if claim is not None:
@@ -1040,7 +1044,7 @@ def _job(
 
 def _without_payload(row: tuple[Value, ...]) -> tuple[Value, ...]:
     """Return the row with nothing in it that would have to be decoded."""
-    return (*row[:-2], None, "null")
+    return (*row[: len(_COLUMNS) - 2], None, "null")
 
 
 class _Taken(NamedTuple):
