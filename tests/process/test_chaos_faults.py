@@ -11,8 +11,9 @@ import pytest
 
 from killproof import Queue
 from killproof_chaos import plan, targets
-from killproof_chaos.engines.crew import Crew, Process, kernel_state
+from killproof_chaos.engines.crew import Crew, Process
 from killproof_chaos.engines.finish import prepare
+from killproof_chaos.engines.kernel import kernel_state
 from killproof_chaos.nemesis import Nemesis
 from killproof_chaos.phases import Board
 from killproof_chaos.plan import Fault, Options
