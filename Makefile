@@ -58,15 +58,21 @@ quick: ## What needs no processes: seconds.
 mutations: ## Take the core's guards away, one at a time, and see tests go red: minutes.
 	$(BIN)/python tests/mutations.py
 
+mutations: ## Take the core's guards away one by one; a test must go red for each (minutes).
+	$(BIN)/python tests/mutations.py
+
 report: report-chaos report-contention ## Make reports/ anew from real runs (minutes).
 
-report-chaos: ## The harness on the queue: reports/chaos-proc.md and .html.
+report-chaos: ## The harness on the queue, ten seeds: reports/chaos-proc.md and .html.
 	rm -rf killproof-store/report
-	$(BIN)/killproof chaos run --store killproof-store/report
+	for seed in 1 2 3 4 5 6 7 8 9 10; do \
+	    $(BIN)/killproof chaos run --seed $$seed --store killproof-store/report/$$seed || exit; \
+	done
 	$(BIN)/python -c 'import sys; from pathlib import Path; \
 	    from killproof_chaos.report import write_markdown; \
-	    write_markdown(Path(sys.argv[1]), Path(sys.argv[2]))' \
-	    killproof-store/report reports/chaos-proc.md
+	    write_markdown([Path(store) for store in sys.argv[2:]], Path(sys.argv[1]))' \
+	    reports/chaos-proc.md killproof-store/report/1 killproof-store/report/[2-9] \
+	    killproof-store/report/10
 	$(MAKE) --no-print-directory cog
 
 report-contention: ## The queue beside a plain reference: reports/contention.md.

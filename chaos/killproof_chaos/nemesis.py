@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from killproof_chaos.engines.crew import Crew, Process, wait_for_kernel_state
+from killproof_chaos.engines.crew import Crew, Process
+from killproof_chaos.engines.kernel import holds_write_lock, wait_for_kernel_state, wal_bytes
 from killproof_chaos.engines.roles import read_whole
 from killproof_chaos.phases import IDLE, LOCKED
 from killproof_chaos.plan import Fault
@@ -43,8 +44,6 @@ LOCK_CALM_NS: Final = 150_000_000
 IDLE_WAIT_MS: Final = 1_500
 #: A worker that has worked so long on one job will still hold it when the grace time is over.
 LONG_WORK_NS: Final = 120_000_000
-#: Byte 120 of the -shm file is the lock of SQLite's one writer (WAL_WRITE_LOCK, wal.c).
-WAL_WRITE_LOCK_BYTE: Final = 120
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -173,7 +172,7 @@ class Nemesis:
             "phase": phase,
             "hit": self._is_hit(phase),
             "idle_peers": [peer for peer in self._idle() if peer != process.name],
-            "wal_bytes": self._wal_bytes(),
+            "wal_bytes": wal_bytes(self._database),
         }
         if not process.send(signal.SIGKILL):
             process.doom = {}
@@ -190,7 +189,7 @@ class Nemesis:
             return False
         now = time.monotonic_ns()
         process.state = "stopped"
-        held = self._holds_write_lock(process.pid)
+        held = holds_write_lock(process.pid, self._database)
         # Who holds the write lock cannot lose its lease: nobody else can write that down. Its stop
         # is everybody's, so it is short; the foreign program's is the long one.
         leased = not (held or phase.startswith(WITHOUT_LEASE) or phase in WITHOUT_LEASE_YET)
@@ -256,7 +255,7 @@ class Nemesis:
             if not process.doom:
                 self.kill(process, self._board.phase(process.slot))
         record = {"t": time.monotonic_ns(), "fault": "kill-all", "hit": True}
-        self._write(record | {"wal_bytes": self._wal_bytes()})
+        self._write(record | {"wal_bytes": wal_bytes(self._database)})
 
     # --- Aims.
 
@@ -295,6 +294,8 @@ class Nemesis:
         """Say whether enough others still work, and the lock is not held by a stopped one."""
         if any(pause.holds_lock for pause in self._pauses):
             return False
+        if any(fault.fault == "kill-all" for fault in self._random):
+            return False  # It waits until nobody stands still.
         if phase in LOCKED and time.monotonic_ns() - self._lock_freed_ns < LOCK_CALM_NS:
             return False
         if process.told_stop_ns:
@@ -421,30 +422,6 @@ class Nemesis:
             for process in self._crew.of_role("worker")
             if process.state == "running" and self._board.phase(process.slot) == IDLE
         ]
-
-    def _wal_bytes(self) -> int:
-        """Return the log's size through the kernel; opening it here would be no observation."""
-        try:
-            return os.stat(f"{self._database}-wal").st_size
-        except FileNotFoundError:
-            return 0
-
-    def _holds_write_lock(self, pid: int) -> bool:
-        """Ask the kernel whether the process holds the lock of SQLite's one writer."""
-        try:
-            inode = os.stat(f"{self._database}-shm").st_ino
-            with open("/proc/locks", encoding="ascii") as file:
-                rows = [line.split() for line in file]
-        except FileNotFoundError:
-            return False
-        return any(
-            int(row[4]) == pid
-            and int(row[5].rpartition(":")[2]) == inode
-            and int(row[6]) <= WAL_WRITE_LOCK_BYTE
-            and (row[7] == "EOF" or int(row[7]) >= WAL_WRITE_LOCK_BYTE)
-            for row in rows
-            if len(row) == 8 and row[3] == "WRITE" and row[1] == "POSIX"
-        )
 
     def _write(self, record: dict[str, Any]) -> None:
         self._log.append(record)

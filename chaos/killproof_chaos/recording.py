@@ -86,6 +86,16 @@ class Recorder:
         finally:
             hook.leave()
 
+    @contextmanager
+    def doubted(self, f: str, *, job: object, fence: int) -> Iterator[None]:
+        """Record operation `f` around a block that may do it and does not say whether it did."""
+        number = self._history.invoke(f, job=job, fence=fence)
+        try:
+            yield
+        finally:
+            hook.leave()
+            self._history.info(number, value={"error": "nobody was told"})
+
     def close(self) -> None:
         """Write that this process ended in order."""
         self._history.close()

@@ -34,7 +34,7 @@ WAITING_MS: Final = 1_200
 PERIOD_MS: Final = 2_000
 BURST_SHARE: Final = 0.65
 #: A maintenance job reaps now and then; a target that cannot is not asked.
-REAP_EVERY: Final = 40
+REAP_EVERY: Final = 12
 #: In place of a length: the payload is the user's.
 USERS_BODY: Final = -1
 #: UTF-8 of one to four bytes, so that a payload's length in characters is not its length in bytes.

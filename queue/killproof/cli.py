@@ -9,7 +9,9 @@ when one of them is asked for, and never before: `killproof enqueue` in a shell 
 often. For the same reason tables are imported by the commands that print one.
 """
 
+import errno
 import importlib
+import io
 import json
 import logging
 import os
@@ -66,6 +68,7 @@ DB_DEFAULT: Final = Path("queue.db")
 def main() -> int:
     """Run the command line of this process; return the exit code."""
     arguments = sys.argv[1:] or ["--help"]
+    _open_streams()
     try:
         command = typer.main.get_command(_with_plugins(arguments))
         code = command.main(args=arguments, prog_name="killproof", standalone_mode=False)
@@ -74,9 +77,12 @@ def main() -> int:
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader of a pipe has seen enough; the interpreter would complain at its own flush.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return _leave_pipe()
+    except SystemExit as error:
+        # Both libraries make an exit of 1 of a broken pipe; here 1 is a fault that was found.
+        if isinstance(error.__context__, OSError) and error.__context__.errno == errno.EPIPE:
+            return _leave_pipe()
+        raise
     except ClickError as error:
         return _complain(_usage(error), EXIT_USAGE)
     except (ValueError, FileRefused, JobNotFound) as error:
@@ -88,6 +94,25 @@ def main() -> int:
             raise
         text = f"internal error: {type(error).__name__}: {error} (KILLPROOF_DEBUG=1 shows where)"
         return _complain(text, EXIT_FAILED)
+
+
+def _open_streams() -> None:
+    """Make the standard streams usable: one may be closed, or unable to show a character.
+
+    The number of a closed one would go to the next file that is opened, and that is the queue's.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _leave_pipe() -> int:
+    """End in order: the reader of a pipe has seen enough."""
+    # Else the interpreter would complain at its own flush.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return 0
 
 
 # Commands.
@@ -356,7 +381,11 @@ def _show_traceback(attempt: Attempt) -> None:
 
 def _existing(db: Path) -> Queue:
     """Open a queue that must be there: a look at a mistyped name must not make a file."""
-    if not db.exists():
+    try:
+        found = db.exists()
+    except OSError as error:  # A name that is too long, a folder that may not be searched.
+        raise FileRefused(f"{db}: {error.strerror}: name another file") from error
+    if not found:
         raise FileRefused(
             f"{db} does not exist: make it with killproof enqueue KIND JSON --db {db}, "
             "or name another file with --db or $KILLPROOF_DB"
@@ -402,7 +431,7 @@ def _handlers(name: str) -> "Handlers":
         if error.name == module_name:
             raise ValueError(f"there is no module {module_name!r} here: {os.getcwd()}") from error
         raise ValueError(f"module {module_name!r} needs {error.name!r}: install it") from error
-    except Exception as error:  # The user's module: whatever it raises, it is named by place.
+    except (Exception, SystemExit) as error:  # The user's module: named by place.
         raise ValueError(f"module {module_name!r} failed: {_last_place(error)}") from error
     handlers = getattr(module, attribute or "handlers", None)
     if not isinstance(handlers, Handlers):
@@ -482,7 +511,8 @@ def _complain(text: str, code: int) -> int:
 
 
 def _print_json(value: object) -> None:
-    print(json.dumps(value, ensure_ascii=False, indent=2))
+    is_unicode = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    print(json.dumps(value, ensure_ascii=not is_unicode, indent=2))
 
 
 def _table(*columns: str, right: Iterable[str] = ("jobs",)) -> "Table":

@@ -12,9 +12,9 @@ Two words come from the worker *into* a handler.  They are no `Exception`, so th
 `except Exception` around a retry loop does not swallow the order to stop.
 """
 
+import functools
 import inspect
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -113,7 +113,7 @@ class Handlers:
 
         def register(function: Function) -> Function:
             if kind in self._handlers:
-                other = self._handlers[kind].function
+                other = inspect.unwrap(self._handlers[kind].function)
                 raise ValueError(f"kind {kind!r} has a handler already: {_place(other)}")
             if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
                 raise ValueError(f"{_place(function)} is a generator: a call would run nothing")
@@ -142,17 +142,26 @@ class Handlers:
 def _plain(function: "Callable[[Context], object]") -> "Callable[[Context], object]":
     """Return a function that runs to its end when called: a coroutine gets a loop of its own.
 
-    Called as it is, a coroutine function would return at once and the job would be a success.
+    Called as it is, a coroutine function would return at once and the job would be a success.  What
+    counts is what comes back: under a decorator a coroutine function looks like any other.
     """
-    if not inspect.iscoroutinefunction(function):
-        return function
 
+    @functools.wraps(function)
     def run(context: "Context") -> object:
+        result = function(context)
+        if isinstance(result, Generator | AsyncGenerator):
+            raise TypeError(f"{_place(function)} returned a generator: nothing of it was run")
+        if not inspect.isawaitable(result):
+            return result
         import asyncio  # 50 ms at the start of every worker, for those who need it alone.
 
-        return asyncio.run(function(context))
+        return asyncio.run(_awaited(result))
 
     return run
+
+
+async def _awaited(result: Awaitable[object]) -> object:
+    return await result
 
 
 def _place(function: object) -> str:
@@ -163,5 +172,7 @@ def _place(function: object) -> str:
 
 
 def _check_seconds(seconds: float | None, name: str) -> None:
-    if seconds is not None and not (0 < seconds < math.inf):
-        raise ValueError(f"{name} {seconds!r} must be a positive number of seconds, or None")
+    if seconds is not None:
+        model.to_ms(
+            seconds, name, lowest_ms=1
+        )  # Beyond a hundred years timers and SQLite overflow.

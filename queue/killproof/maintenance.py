@@ -246,7 +246,7 @@ def _log(place: str) -> Check:
 
 def _contents(place: str, clock: Clock) -> Iterator[Check]:
     """Look inside on a read-only connection: the file may be another program's."""
-    address = f"file:{quote(place)}?mode=ro"
+    address = f"file:{quote(os.fsencode(place))}?mode=ro"
     with closing(
         sqlite3.connect(address, uri=True, timeout=PROBE_SECONDS, isolation_level=None)
     ) as connection:

@@ -263,6 +263,7 @@ class Worker:
         self._stopping = False
         self._forced = False
         self._signum = 0
+        self._wanted: dict[signal.Signals, Callable[[int, FrameType | None], None]] = {}
         self._busy_streak = 0
         self._reported_kinds: set[str] = set()
         self._report_at_ns = 0
@@ -382,7 +383,9 @@ class Worker:
         self._tenure = None
         if tenure.completed:
             if outcome.error is not None:
-                self._log(logging.ERROR, lease, f"raised after its completion: {outcome.error!r}")
+                failure = Failure.of(outcome.error)  # Its own repr may raise.
+                text = f"raised after its completion: {failure.error_class}: {failure.message}"
+                self._log(logging.ERROR, lease, text)
             return None
         return self._settle(tenure, outcome)
 
@@ -406,6 +409,7 @@ class Worker:
         if os.getpid() != self._pid:
             # A child that the handler forked has come back out of it: it holds no lease.
             os._exit(EXIT_HANDLER_HUNG)
+        self._own_signals()
         seconds = (self._clock.monotonic_ns() - started_ns) / 1e9
         self._log_end(tenure.lease, outcome, seconds)
         return outcome
@@ -488,18 +492,31 @@ class Worker:
     @contextmanager
     def _signals(self) -> Iterator[None]:
         """Own SIGTERM, SIGINT and SIGALRM for the time of `run`."""
-        wanted: dict[signal.Signals, Callable[[int, FrameType | None], None]] = {
+        self._wanted = {
             signal.SIGTERM: self._on_stop_signal,
             signal.SIGINT: self._on_stop_signal,
             signal.SIGALRM: self._on_alarm,
         }
-        former = {signum: signal.signal(signum, handler) for signum, handler in wanted.items()}
+        former = {signum: signal.getsignal(signum) for signum in self._wanted}
+        self._own_signals()
         try:
             yield
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
+            self._wanted = {}
             for signum, handler in former.items():
                 signal.signal(signum, handler)
+
+    def _own_signals(self) -> None:
+        """Take the signals, and take them back from a handler that has set or blocked them.
+
+        The end of an event loop resets the ones that it was given: the next SIGTERM would end the
+        process in the middle of a job.  A parent may have handed down a blocked SIGTERM.
+        """
+        for signum, handler in self._wanted.items():
+            if signal.getsignal(signum) != handler:
+                signal.signal(signum, handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, self._wanted)
 
     def _on_stop_signal(self, signum: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:

@@ -9,12 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from killproof import Queue
 from killproof_chaos import plan, targets
-from killproof_chaos.engines.crew import Crew, Process, kernel_state
+from killproof_chaos.engines.crew import Crew, Process
 from killproof_chaos.engines.finish import prepare
+from killproof_chaos.engines.kernel import kernel_state
 from killproof_chaos.nemesis import Nemesis
 from killproof_chaos.phases import Board
 from killproof_chaos.plan import Fault, Options
+from killproof_chaos.recording import Recorder
+from killproof_chaos.targets.killproof_adapter import RecordedQueue
+from killproof_evidence.history import HistoryWriter, read_history
 from killproof_evidence.records import RecordWriter, read_records
 from killproof_evidence.store import Store
 
@@ -225,3 +230,36 @@ def test_a_killed_producer_goes_on_where_it_was_and_enqueues_nothing_twice(stage
         if op.job is not None and op.job.key is not None
     }
     assert unkeyed <= keyed
+
+
+def test_a_lease_that_a_closing_queue_gives_back_is_on_record_as_unknown(place: Path) -> None:
+    """A worker that gave up its lease says nothing; the close may still find it there."""
+    store = Store.create(place / "run")
+    history = HistoryWriter(store.history_file("w1.1"), "w1.1")
+    queue = RecordedQueue(place / "queue.db", Recorder(history, lambda _error: False))
+    queue.enqueue("report", {"id": "j1"})
+    lease = queue.claim()
+    assert lease is not None
+    queue.close()
+    history.close()
+
+    with Queue(place / "queue.db") as again:
+        job = again.get(lease.job.id)
+    assert job is not None
+    assert job.state == "available"
+    (release,) = [op for op in read_history(store).operations if op.f == "release"]
+    assert (release.type, release.fence, release.job) == ("info", 1, str(lease.job.id))
+
+
+def test_a_queue_that_closes_without_a_lease_records_no_release(place: Path) -> None:
+    store = Store.create(place / "run")
+    history = HistoryWriter(store.history_file("w1.1"), "w1.1")
+    queue = RecordedQueue(place / "queue.db", Recorder(history, lambda _error: False))
+    queue.enqueue("report", {"id": "j1"})
+    lease = queue.claim()
+    assert lease is not None
+    queue.ack(lease)
+    queue.close()
+    history.close()
+
+    assert [op.f for op in read_history(store).operations] == ["claim", "ack"]

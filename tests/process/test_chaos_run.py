@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from killproof_chaos.engines.crew import kernel_state
+from killproof_chaos.engines.kernel import kernel_state
 
 SECONDS_MAX = 60.0
 SHORT = ("--target", "minimal", "--seconds", "4", "--kills", "8", "--pauses", "4")

@@ -315,6 +315,23 @@ def test_a_module_that_fails_is_named_with_the_place(run: Run, place: Path) -> N
     assert "broken_jobs.py:2" in err
 
 
+def test_a_module_that_exits_when_imported_is_no_worker_that_ended_in_order(
+    run: Run, place: Path
+) -> None:
+    (place / "leaving_jobs.py").write_text("import sys\nsys.exit(0)\n")
+    code, _, said = run("work", "leaving_jobs")
+
+    assert code == 64
+    assert "leaving_jobs.py:2" in said
+
+
+def test_a_name_that_is_too_long_is_bad_input(run: Run) -> None:
+    code, _, said = run("status", "--db", "x" * 300)
+
+    assert code == 64
+    assert "File name too long: name another file" in said
+
+
 def test_a_module_whose_import_is_missing_names_that(run: Run, place: Path) -> None:
     (place / "needy_jobs.py").write_text("import no_such_library\n")
 

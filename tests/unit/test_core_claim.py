@@ -42,6 +42,21 @@ def test_jobs_are_claimed_by_priority_then_due_time_then_id(
     assert len(seen) == len(wanted)
 
 
+def test_a_column_that_somebody_added_to_the_table_stops_nothing(queue: Queue, sql: Sql) -> None:
+    """The file may be the application's own, and the table gets its own columns."""
+    sql("ALTER TABLE job ADD COLUMN tenant TEXT DEFAULT 'x'")
+    job_id = queue.enqueue("k", {"n": 1})
+    odd = queue.enqueue("k", 2)
+    sql("PRAGMA ignore_check_constraints = ON")
+    sql("UPDATE job SET payload = '{' WHERE id = ?", odd)
+    [lease] = queue.claim_many(2)
+    queue.ack(lease, "done")
+
+    job = queue.get(job_id)
+    assert (lease.job.payload, job and job.result) == ({"n": 1}, "done")
+    assert sql("SELECT state FROM job ORDER BY id") == [("succeeded",), ("dead",)]
+
+
 def test_the_order_holds_across_kinds_and_within_each(queue: Queue) -> None:
     for number, kind in enumerate("abcabc"):
         queue.enqueue(kind, number, priority=9 - number)
@@ -330,6 +345,12 @@ def test_an_idle_wait_ends_when_a_lease_runs_out(place: Path) -> None:
         lease = queue.claim()
         assert lease is not None
         assert lease.fence == 2
+
+
+@pytest.mark.parametrize("seconds", [float("inf"), float("nan"), -1, "1"])
+def test_an_idle_wait_is_a_number_of_seconds(queue: Queue, seconds: Any) -> None:
+    with pytest.raises(ValueError, match="seconds"):
+        queue.wait(seconds=seconds)
 
 
 def test_an_idle_wait_gives_up_after_its_time(place: Path) -> None:

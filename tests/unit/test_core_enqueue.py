@@ -486,3 +486,22 @@ def test_a_job_that_is_not_there_is_none_to_get_and_an_error_to_cancel(queue: Qu
     assert queue.get(7) is None
     with pytest.raises(JobNotFound, match="there is no job 7"):
         queue.cancel(7)
+
+
+@pytest.mark.parametrize(
+    ("moment", "accepted"),
+    [(4_102_444_800, True), (253_402_300_799, True), (253_402_300_800, False), (-1, False)],
+    ids=["year 2100", "last second of 9999", "first of 10000", "before 1970"],
+)
+def test_a_moment_may_lie_anywhere_up_to_the_year_9999(
+    queue: Queue, moment: float, accepted: bool
+) -> None:
+    """Else a bound meant for delays would refuse every moment after 2069."""
+    if accepted:
+        job = queue.get(queue.enqueue("kind", None, run_at=moment))
+
+        assert job is not None
+        assert job.due_ms == moment * 1_000
+    else:
+        with pytest.raises(ValueError, match=f"run_at {moment} must be seconds since 1970"):
+            queue.enqueue("kind", None, run_at=moment)

@@ -1,6 +1,7 @@
 """Opening: which files are taken, which are refused, what is said, and that nothing is left."""
 
 import ctypes
+import os
 import re
 import sqlite3
 from collections.abc import Iterator
@@ -90,8 +91,7 @@ def test_a_foreign_table_of_our_name_is_refused_and_left_as_it_is(place: Path, n
     before = path.read_bytes()
 
     said = refusal(path)
-    assert f"has a table '{name}' that is not killproof's" in said
-    assert "use another file, or rename that table" in said
+    assert f"has a table '{name}' that is not killproof's: use another file, or rename" in said
     assert path.read_bytes() == before
     assert not (place / "app.db-wal").exists()
 
@@ -102,6 +102,50 @@ def test_a_newer_file_is_refused_with_both_versions(place: Path) -> None:
     run(path, "UPDATE killproof_schema SET version = 99")
 
     assert "schema version 99, this killproof knows 1: upgrade killproof" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("CREATE TABLE killproof_setting (a)", "has a table 'killproof_setting' that is not"),
+        ("CREATE TABLE mine (a); CREATE INDEX job_key ON mine (a)", "index job_key already exists"),
+        ("CREATE TABLE killproof_schema (a)", "no such column: version"),
+        (
+            "CREATE TABLE killproof_schema (component, version);"
+            "INSERT INTO killproof_schema VALUES ('core', 'one')",
+            "schema version one",
+        ),
+        (
+            "CREATE TABLE killproof_schema (component, version);"
+            "INSERT INTO killproof_schema VALUES ('core', 1)",
+            "has no table 'attempt': restore",
+        ),
+    ],
+)
+def test_a_file_that_holds_a_part_of_our_names_is_refused_and_left_as_it_is(
+    place: Path, statement: str, said: str
+) -> None:
+    path = place / "q.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(statement)
+        before = connection.execute("SELECT * FROM sqlite_schema").fetchall()
+
+        assert said in refusal(path)
+        assert connection.execute("SELECT * FROM sqlite_schema").fetchall() == before
+
+
+@pytest.mark.parametrize("suffix", ["turnstile", "gate"])
+def test_a_lock_file_that_can_not_be_opened_is_named_in_the_refusal(
+    place: Path, suffix: str
+) -> None:
+    (place / f"q.db.{suffix}").mkdir()
+
+    assert f"q.db.{suffix}: Is a directory" in refusal(place / "q.db", durability="process")
+
+
+def test_a_path_of_bytes_is_a_path(place: Path) -> None:
+    with Queue(bytes(place / "q.db")) as queue:
+        assert queue.path == str(place / "q.db")
 
 
 def test_a_file_whose_schema_or_level_is_lost_is_refused(place: Path) -> None:
@@ -136,7 +180,7 @@ def test_a_damaged_database_is_refused_and_says_so(place: Path) -> None:
 
 
 def test_a_missing_folder_is_refused_with_the_remedy(place: Path) -> None:
-    assert "make its folder, or check its rights" in refusal(place / "no" / "q.db")
+    assert re.search("no/q.db: .*: check its folder", refusal(place / "no" / "q.db"))
     assert list(place.iterdir()) == []
 
 
@@ -158,7 +202,7 @@ def test_a_read_only_folder_is_refused_and_nothing_is_left(place: Path) -> None:
     place.chmod(0o500)
     try:
         with without_rights_of_root():
-            assert "check its rights" in refusal(place / "q.db")
+            assert re.search(r"q\.db: .*: check .*rights", refusal(place / "q.db"))
     finally:
         place.chmod(0o700)
     assert list(place.iterdir()) == []
@@ -271,6 +315,8 @@ MOUNTS = """\
 7 1 0:25 / /twice rw - ext4 /dev/vdc rw
 8 1 0:26 / /twice rw - tmpfs tmpfs rw
 9 1 0:27 / /host rw - virtiofs host rw
+10 1 0:28 / /a\\012b\\011c rw - tmpfs tmpfs rw
+11 1 0:29 / /line\x0cend\x85s\u2028 rw - tmpfs tmpfs rw
 """
 
 
@@ -286,6 +332,8 @@ MOUNTS = """\
         ("/containers/q.db", "overlay, where fsync does nothing", None),
         ("/twice/q.db", "tmpfs", None),
         ("/host/q.db", "virtiofs: the log", "virtiofs: the log"),
+        ("/a\nb\tc/q.db", "tmpfs", None),
+        ("/line\x0cend\x85s\u2028/q.db", "tmpfs", None),
     ],
 )
 def test_the_file_system_under_a_path_decides_what_it_can_keep(
@@ -296,7 +344,7 @@ def test_the_file_system_under_a_path_decides_what_it_can_keep(
     process: str | None,
 ) -> None:
     table = place / "mountinfo"
-    table.write_text(MOUNTS)
+    table.write_text(MOUNTS, encoding="utf-8")
     monkeypatch.setattr(barrier, "MOUNTS", table)
 
     for level, wanted in (("power", power), ("process", process)):
@@ -311,6 +359,24 @@ def test_where_the_kernel_does_not_tell_its_mounts_nothing_is_refused(
     monkeypatch.setattr(barrier, "MOUNTS", place / "absent")
 
     assert barrier.refusal("/dev/shm/q.db", "power") is None
+
+
+def test_a_failure_whose_reason_is_no_unicode_is_marked(place: Path) -> None:
+    barrier.mark_failed(str(place / "q.db"), "fdatasync of \udcff.db failed")
+
+    assert (place / "q.db.failed").read_text() == "fdatasync of \\udcff.db failed\n"
+
+
+def test_a_barrier_that_can_not_be_built_leaves_no_descriptor_open(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (place / "q.db-wal").touch()
+    monkeypatch.setattr(barrier, "sync_directory", lambda path: 1 / 0)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ZeroDivisionError):
+        barrier.Barrier(str(place / "q.db"))
+
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_file_whose_disk_has_failed_is_refused_and_not_touched(place: Path) -> None:

@@ -2,12 +2,20 @@
 
 import sqlite3
 from collections.abc import Callable
-from contextlib import suppress
-from typing import Any
+from contextlib import closing, suppress
+from typing import Any, LiteralString, NoReturn
 
 import pytest
 
-from killproof import Job, Lease, LeaseLost, ManualClock, NestedTransaction, Queue
+from killproof import (
+    Job,
+    Lease,
+    LeaseLost,
+    ManualClock,
+    NestedTransaction,
+    OutcomeUnknown,
+    Queue,
+)
 from killproof.core import model
 
 Sql = Callable[..., list[tuple[Any, ...]]]
@@ -121,6 +129,19 @@ def test_a_result_that_json_cannot_hold_does_not_undo_the_work(queue: Queue, nam
     assert len(job.result["killproof_repr"]) <= model.ERROR_CHARS_MAX + 10
 
 
+def test_a_result_that_raises_while_it_is_read_does_not_undo_the_work(queue: Queue) -> None:
+    class Lazy(dict[str, int]):
+        def items(self) -> NoReturn:
+            raise ZeroDivisionError
+
+    lease = claimed(queue)
+    queue.ack(lease, Lazy(a=1))
+
+    result = read(queue, lease).result
+    assert isinstance(result, dict)
+    assert "ZeroDivisionError while it was read" in result["killproof_reason"]
+
+
 def test_a_result_whose_repr_raises_does_not_undo_the_work(queue: Queue) -> None:
     class Sullen:
         def __repr__(self) -> str:
@@ -215,6 +236,11 @@ class Hostile(Exception):
         raise RuntimeError("even this")
 
 
+class Leaving(Exception):
+    def __str__(self) -> str:
+        raise SystemExit(1)
+
+
 def test_an_error_is_kept_with_class_message_and_traceback(queue: Queue) -> None:
     lease = claimed(queue)
     try:
@@ -237,6 +263,7 @@ ERRORS: dict[str, tuple[BaseException | str, str]] = {
     "a surrogate": (ValueError("\ud800!"), "\\ud800!"),
     "ten megabytes": ("\N{SNOWMAN}" * 10_000_000, "\N{SNOWMAN}" * 100),
     "a text that raises": (Hostile(), "<no text: RuntimeError while describing the error>"),
+    "a text that leaves": (Leaving(), "<no text: SystemExit while describing the error>"),
     "an exit": (SystemExit(3), "3"),
     "no text at all": (KeyboardInterrupt(), ""),
 }
@@ -421,6 +448,43 @@ def test_completing_is_exactly_once_for_two_holders_of_one_job(queue: Queue, sql
     assert sql("SELECT fence FROM effect") == [(2,)]
 
 
+@pytest.mark.parametrize("ending", ["INSERT OR ROLLBACK INTO done VALUES (1)", "ROLLBACK"])
+def test_a_block_whose_transaction_was_ended_by_a_statement_acks_nothing(
+    queue: Queue, sql: Sql, ending: LiteralString
+) -> None:
+    """The ack was a transaction of its own, and the effect rolled back."""
+    sql("CREATE TABLE done (id INTEGER PRIMARY KEY)")
+    sql("INSERT INTO done VALUES (1)")
+    lease = claimed(queue)
+
+    def complete() -> None:
+        with queue.completing(lease) as tx:
+            tx.execute("INSERT INTO done VALUES (2)")
+            with suppress(sqlite3.IntegrityError):
+                tx.execute(ending)
+
+    with pytest.raises(OutcomeUnknown, match="has ended the transaction"):
+        complete()
+
+    assert sql("SELECT id FROM done") == [(1,)]
+    assert read(queue, lease).state == "leased"
+    queue.ack(lease)
+
+
+def test_a_statement_after_the_end_of_the_transaction_is_refused(queue: Queue, sql: Sql) -> None:
+    """It would commit itself, and a job that was put in with it too."""
+
+    def put_in_too_late() -> None:
+        with queue.transaction() as tx:
+            tx.execute("COMMIT")
+            queue.enqueue("kind", 1, tx=tx)
+
+    with pytest.raises(OutcomeUnknown, match="has ended the transaction"):
+        put_in_too_late()
+
+    assert sql("SELECT count(*) FROM job") == [(0,)]
+
+
 def test_an_error_in_the_block_rolls_back_the_rows_and_keeps_the_lease(
     queue: Queue, sql: Sql
 ) -> None:
@@ -515,6 +579,37 @@ def test_the_counts_add_up_to_all_jobs_in_every_state(queue: Queue, sql: Sql) ->
         "cancelled": 1,
         "expired": 1,
     }
+
+
+def test_an_error_that_ends_the_owner_counts_as_a_crash_of_what_it_held(
+    queue: Queue, sql: Sql
+) -> None:
+    """Given back as no attempt, a job that ends its worker would come again for ever."""
+    queue.enqueue("kind", 1, max_attempts=2, retry="immediate")
+
+    def work() -> None:
+        with Queue(queue.path, host=queue.host) as owner:
+            assert owner.claim() is not None
+            raise ZeroDivisionError
+
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            work()
+
+    queue.reap()
+    assert sql("SELECT state, crashes FROM job") == [("dead", 2)]
+
+
+def test_closing_after_an_error_of_sqlites_closes_all_the_same(queue: Queue, sql: Sql) -> None:
+    with closing(Queue(queue.path, host=queue.host)) as other:
+        other.enqueue("kind", 1)
+        assert other.claim() is not None
+        sql("ALTER TABLE attempt RENAME TO gone")
+        with pytest.raises(sqlite3.OperationalError):
+            other.close()
+
+        with pytest.raises(ValueError, match="is closed"):
+            other.counts()
 
 
 def test_closing_gives_back_what_is_held_and_it_was_no_attempt(queue: Queue) -> None:

@@ -6,11 +6,13 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from killproof import KillproofError, Lease, ManualClock, Queue
+from killproof import Host, KillproofError, Lease, ManualClock, Queue
+from killproof.core import sync
 from killproof.core.model import EDGES, STATES
 
 Sql = Callable[..., list[tuple[Any, ...]]]
@@ -373,6 +375,37 @@ def test_more_damaged_rows_than_one_call_sweeps_never_stop_the_others(
 
     assert [lease.job.id for lease in seen] == [ids[249]]
     assert queue.counts()["held"] == 249
+
+
+def test_a_damaged_row_that_can_not_even_be_buried_costs_no_other_lease(
+    place: Path, clock: ManualClock
+) -> None:
+    """Another program takes the write lock between the claim and the burial."""
+    with (
+        Queue(
+            place / "q.db", durability="process", busy_limit=0.1, host=Host(clock=clock)
+        ) as queue,
+        closing(sqlite3.connect(place / "q.db", isolation_level=None)) as other,
+    ):
+        ids = queue.enqueue_many([("kind", 1), ("kind", 2)])
+        damage(queue, "payload = 'nope'", ids[0])
+
+        def hook(name: str) -> None:
+            if name == "claim.synced":
+                other.execute("BEGIN IMMEDIATE")
+
+        sync.hook = hook
+        try:
+            leases = queue.claim_many(2)
+        finally:
+            sync.hook = None
+        other.execute("ROLLBACK")
+
+        assert [lease.job.id for lease in leases] == [ids[1]]
+        queue.ack(leases[0])
+        clock.advance(61)
+        assert queue.claim() is None  # Found again when its lease has run out, and buried now.
+        assert queue.counts()["dead"] == 1
 
 
 def test_a_damaged_payload_keeps_its_text_for_a_person(queue: Queue, sql: Sql) -> None:

@@ -155,6 +155,29 @@ def test_a_coroutine_function_runs_to_its_end(stand: Stand) -> None:
     assert (job.result, seen) == (1, [{"n": 1}])
 
 
+def test_a_coroutine_that_a_decorator_hides_runs_to_its_end(stand: Stand) -> None:
+    """It was a success that had run nothing."""
+    seen: list[object] = []
+
+    async def handler(context: Context) -> object:
+        await asyncio.sleep(0)
+        seen.append(context.payload)
+        return len(seen)
+
+    job = stand.do(lambda context: handler(context))
+
+    assert (job.result, seen) == (1, [{"n": 1}])
+
+
+def test_a_generator_that_a_decorator_hides_is_a_failure_because_it_ran_nothing(
+    stand: Stand,
+) -> None:
+    job = stand.do(lambda context: (number for number in [1]))
+
+    assert (job.state, job.error_class) == ("retryable", "TypeError")
+    assert "returned a generator" in (job.error_message or "")
+
+
 def test_the_ack_brings_the_next_job(stand: Stand) -> None:
     stand.add(lambda context: None)
     for _ in range(3):
@@ -211,6 +234,15 @@ class Mute(Exception):
         raise RuntimeError("no text")
 
 
+class Leaving(BaseException):
+    """Its text, asked for while the attempt is recorded, would take the worker along."""
+
+    def __str__(self) -> str:
+        raise SystemExit("no text")
+
+    __repr__ = __str__
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -218,10 +250,13 @@ class Mute(Exception):
         ValueError("half \ud83d of a pair"),
         ValueError("\U0001f600" * 3_000_000),
         Mute(),
+        Leaving(),
     ],
-    ids=["NUL", "lone surrogate", "12 MB", "no text"],
+    ids=["NUL", "lone surrogate", "12 MB", "no text", "text that exits"],
 )
-def test_an_error_that_can_not_be_stored_as_it_is_is_stored(stand: Stand, error: Exception) -> None:
+def test_an_error_that_can_not_be_stored_as_it_is_is_stored(
+    stand: Stand, error: BaseException
+) -> None:
     job = stand.do(failing(error))
 
     assert (job.state, job.attempt) == ("retryable", 1)
@@ -309,8 +344,20 @@ def test_after_its_completion_nothing_a_handler_does_changes_the_success(
     job = stand.do(handler)
 
     assert (job.state, outcomes(job)) == ("succeeded", ["succeeded"])
-    assert "raised after its completion: RuntimeError('too late')" in caplog.text
+    assert "raised after its completion: RuntimeError: too late" in caplog.text
     assert "refused" not in caplog.text
+
+
+def test_an_error_after_the_completion_that_can_not_be_shown_ends_no_worker(
+    stand: Stand, caplog: pytest.LogCaptureFixture
+) -> None:
+    def handler(context: Context) -> None:
+        with context.completing():
+            pass
+        raise Leaving
+
+    assert stand.do(handler).state == "succeeded"
+    assert "raised after its completion: Leaving: <no text" in caplog.text
 
 
 # A queue that does not answer.
@@ -567,6 +614,45 @@ def test_a_second_signal_ends_the_grace_at_once(live: Stand) -> None:
     Worker(live.queue, live.handlers, grace=3_600).run()
 
     assert outcomes(live.job(job_id)) == ["released"]
+
+
+@pytest.mark.parametrize("way", ["ignored", "default", "blocked", "event loop"])
+def test_a_handler_that_changes_the_signals_does_not_change_how_the_worker_stops(
+    live: Stand, way: str
+) -> None:
+    live.at = {}
+
+    async def serve() -> None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, print)
+
+    def change(context: Context) -> None:
+        if way == "blocked":
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGALRM])
+        elif way == "event loop":
+            asyncio.run(serve())  # Its end leaves SIGTERM at the default: death.
+        else:
+            action = signal.SIG_IGN if way == "ignored" else signal.SIG_DFL
+            signal.signal(signal.SIGTERM, action)
+            signal.signal(signal.SIGALRM, action)
+
+    ours: list[bool] = []
+
+    def look(context: Context) -> object:
+        worker = live.worker
+        ours.append(signal.getsignal(signal.SIGTERM) == worker._on_stop_signal)
+        ours.append(signal.getsignal(signal.SIGALRM) == worker._on_alarm)
+        ours.append(not signal.pthread_sigmask(signal.SIG_BLOCK, []))
+        worker.stop()
+        return all(ours)
+
+    live.add(change, kind="change")
+    live.add(look, kind="look")
+    live.queue.enqueue("change", None, priority=0)
+    job_id = live.queue.enqueue("look", None)
+    live.worker = Worker(live.queue, live.handlers, poll=0.01, leave=live.statuses.append)
+    live.worker.run()
+
+    assert live.job(job_id).result is True
 
 
 def test_run_gives_the_signals_back(live: Stand) -> None:

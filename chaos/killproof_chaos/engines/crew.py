@@ -22,7 +22,6 @@ from killproof_evidence.store import Store
 
 #: The server imports the target and all it needs; on a busy machine that takes seconds.
 WARM_SECONDS_MAX: Final = 60.0
-STATE_SECONDS_MAX: Final = 2.0
 
 State = Literal["starting", "running", "stopped", "dying", "ended"]
 
@@ -183,25 +182,3 @@ class Crew:
             raise EngineFailed(f"the server ended; see {self._logs / 'server.log'}")
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         yield from map(json.loads, lines)
-
-
-def kernel_state(pid: int) -> str:
-    """Return the letter that the kernel shows for a process: R, S, D, T (stopped), Z, or ""."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0].decode()
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-
-
-def wait_for_kernel_state(pid: int, wanted: bool) -> bool:
-    """Wait until the process is stopped, or with False no longer is; return whether it came so."""
-    deadline = time.monotonic() + STATE_SECONDS_MAX
-    while time.monotonic() < deadline:
-        letter = kernel_state(pid)
-        if letter in ("", "Z"):
-            return not wanted  # It went on, and has ended since.
-        if (letter == "T") == wanted:
-            return True
-        time.sleep(0.0002)
-    return False

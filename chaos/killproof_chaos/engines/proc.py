@@ -9,7 +9,6 @@ The supervisor is one loop in one thread. It never opens the database while anyb
 it sees sizes and locks through the kernel, and counts through a process of its own.
 """
 
-import os
 import random
 import shutil
 import signal
@@ -21,6 +20,7 @@ from typing import Any, Final, Literal
 from killproof_chaos import coverage, targets
 from killproof_chaos.engines.crew import Crew, EngineFailed, Process
 from killproof_chaos.engines.finish import finish, prepare
+from killproof_chaos.engines.kernel import open_counts, wal_bytes
 from killproof_chaos.engines.roles import read_whole
 from killproof_chaos.engines.starvation import StarvationWatch
 from killproof_chaos.nemesis import Nemesis
@@ -316,20 +316,11 @@ class Engine:
     def _sample(self) -> None:
         """Write the size of the log, and what each worker has open, as the kernel shows it."""
         now = time.monotonic_ns()
-        try:
-            self._samples.append({"t": now, "wal_bytes": os.stat(f"{self._database}-wal").st_size})
-        except FileNotFoundError:
-            return
+        self._samples.append({"t": now, "wal_bytes": wal_bytes(self._database)})
         for process in self._crew.of_role("worker"):
-            try:
-                counts = {
-                    "open_files": len(os.listdir(f"/proc/{process.pid}/fd")),
-                    "threads": len(os.listdir(f"/proc/{process.pid}/task")),
-                }
-            except (FileNotFoundError, ProcessLookupError, PermissionError):
-                continue  # It has just been killed.
-            facts = {"t": now, "pid": process.pid, "process": process.name}
-            self._samples.append(facts | counts)
+            if (counts := open_counts(process.pid)) is not None:
+                facts = {"t": now, "pid": process.pid, "process": process.name}
+                self._samples.append(facts | counts)
 
     def _tell(self, phase: Phase, *, force: bool = False) -> None:
         if not self._start_ns and not force:

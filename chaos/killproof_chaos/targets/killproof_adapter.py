@@ -11,17 +11,17 @@ import logging
 import sqlite3
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from killproof import Host, KillproofError, Lease, Queue, operations
+from killproof import Host, KillproofError, Lease, LeaseLost, Queue, operations
 from killproof.core import model, sync
 from killproof.core.database import Transaction
 from killproof.worker import Context, Handlers, Permanent, Snooze, Worker
 from killproof_chaos import hook, phases
-from killproof_chaos.recording import Recorder, open_recorder, process_name
+from killproof_chaos.recording import Recorder, Result, open_recorder, process_name
 from killproof_chaos.workload import KINDS
 from killproof_evidence import effect
 from killproof_evidence.contract import Contract
@@ -70,11 +70,26 @@ class RecordedQueue(Queue):
         super().__init__(path)
         self.database.checkpoint_commits = CHECKPOINT_COMMITS
         self._recorder = recorder
+        self._latest: Lease | None = None  # Until its outcome is in the file.
 
     def claim(self, kinds: Iterable[str] | None = None) -> Lease | None:
         """Claim, on record."""
         claim = super().claim
-        return self._recorder.call("claim", lambda: claim(kinds), told=_claimed)
+        self._latest = self._recorder.call("claim", lambda: claim(kinds), told=_claimed)
+        return self._latest
+
+    def close(self) -> None:
+        """Close the queue, which gives back what this worker holds, if it still does.
+
+        A worker that stopped trusting its lease tells the queue nothing; a renewal under way may
+        have saved the lease all the same. Nobody knows, so the history says `info`.
+        """
+        lease = self._latest
+        if lease is not None:
+            with self._recorder.doubted("release", job=lease.job.id, fence=lease.fence):
+                super().close()
+        else:
+            super().close()
 
     def ack_and_claim(
         self, lease: Lease, result: object = None, kinds: Iterable[str] | None = None
@@ -82,10 +97,10 @@ class RecordedQueue(Queue):
         """Ack and claim in one transaction: two operations of the history, one after the other."""
         ack = super().ack_and_claim
         since = time.monotonic_ns()
-        following = self._recorder.call(
-            "ack", lambda: ack(lease, result, kinds), job=lease.job.id, fence=lease.fence
-        )
-        return self._recorder.call("claim", lambda: following, since=since, told=_claimed)
+        following = self._outcome("ack", lambda: ack(lease, result, kinds), lease)
+        call = self._recorder.call
+        self._latest = call("claim", lambda: following, since=since, told=_claimed)
+        return self._latest
 
     def extend(self, lease: Lease) -> Lease:
         """Extend, on record."""
@@ -97,7 +112,7 @@ class RecordedQueue(Queue):
     def ack(self, lease: Lease, result: object = None) -> None:
         """Ack, on record."""
         ack = super().ack
-        self._recorder.call("ack", lambda: ack(lease, result), job=lease.job.id, fence=lease.fence)
+        self._outcome("ack", lambda: ack(lease, result), lease)
 
     @contextmanager
     def completing(self, lease: Lease, result: object = None) -> Iterator[Transaction]:
@@ -111,6 +126,7 @@ class RecordedQueue(Queue):
             super().completing(lease, result) as tx,
         ):
             yield tx
+        self._latest = None
 
     def nack(
         self,
@@ -125,29 +141,45 @@ class RecordedQueue(Queue):
         value: dict[str, Any] = {"permanent": True} if permanent else {}
         if delay is not None:
             value["delay_ms"] = round(delay * 1_000)
-        self._recorder.call(
+        self._outcome(
             "nack",
             lambda: nack(lease, error, delay=delay, permanent=permanent),
-            job=lease.job.id,
-            fence=lease.fence,
+            lease,
             told=lambda _: {"value": value or None},
         )
 
     def release(self, lease: Lease) -> None:
         """Release, on record."""
         release = super().release
-        self._recorder.call("release", lambda: release(lease), job=lease.job.id, fence=lease.fence)
+        self._outcome("release", lambda: release(lease), lease)
 
     def snooze(self, lease: Lease, delay: float) -> None:
         """Snooze, on record."""
         snooze = super().snooze
-        self._recorder.call(
+        self._outcome(
             "snooze",
             lambda: snooze(lease, delay),
-            job=lease.job.id,
-            fence=lease.fence,
+            lease,
             told=lambda _: {"value": {"delay_ms": round(delay * 1_000)}},
         )
+
+    def _outcome(
+        self,
+        f: str,
+        function: Callable[[], Result],
+        lease: Lease,
+        told: Callable[[Result], dict[str, Any]] = lambda _result: {},
+    ) -> Result:
+        """Tell the queue how a job ended, on record; after it the lease is no longer ours."""
+        try:
+            result = self._recorder.call(
+                f, function, job=lease.job.id, fence=lease.fence, told=told
+            )
+        except LeaseLost:
+            self._latest = None
+            raise
+        self._latest = None
+        return result
 
 
 def _claimed(lease: Lease | None) -> dict[str, Any]:

@@ -12,6 +12,7 @@ reported by the kernel once and then forgotten, so it is never retried: the queu
 
 import errno
 import os
+import re
 from pathlib import Path
 
 from killproof.core.errors import OutcomeUnknown, StorageFailed
@@ -39,9 +40,13 @@ class Barrier:
         self._path = path
         # Never O_CREAT: it could make an empty log beside a database in another journal mode.
         self._descriptor = os.open(f"{path}-wal", os.O_RDONLY | os.O_CLOEXEC)
-        self._file = self._identity()
-        # The log's first writer may have run at synchronous=OFF, and then nobody synced its name.
-        sync_directory(path)
+        try:
+            self._file = self._identity()
+            # The first writer may have run at synchronous=OFF, and then nobody synced its name.
+            sync_directory(path)
+        except BaseException:
+            self.close()
+            raise
 
     def log_bytes(self) -> int:
         """Return the size of the log; 0 when the descriptor was closed, which `wait` will tell."""
@@ -126,7 +131,7 @@ def mark_failed(path: str, reason: str) -> None:
             f"{path}.failed", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644
         )
         try:
-            os.write(descriptor, f"{reason}\n".encode())
+            os.write(descriptor, f"{reason}\n".encode(errors="backslashreplace"))
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -155,12 +160,13 @@ def file_system(path: str) -> tuple[str, frozenset[str]]:
     where = os.path.realpath(path)
     best, found = -1, ("", frozenset[str]())
     try:
-        lines = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+        # A mount point may hold whatever else ends a line for `splitlines`: then no queue opened.
+        lines = os.fsdecode(MOUNTS.read_bytes()).rstrip("\n").split("\n")
     except OSError:
         return found
     for line in lines:
         fields, _, rest = line.partition(" - ")
-        mount = fields.split(" ")[4].replace("\\040", " ").replace("\\134", "\\")
+        mount = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), fields.split(" ")[4])
         under = mount == "/" or where == mount or where.startswith(f"{mount}/")
         if under and len(mount) >= best:  # The later of equals lies on top.
             kind, _, options = rest.split(" ", 2)

@@ -42,6 +42,8 @@ Durability = Literal["power", "process"]
 Result = TypeVar("Result")
 
 SCHEMA_VERSION: Final = 1
+#: The tables of that version.
+TABLES: Final = {"killproof_schema", "killproof_setting", "worker", "job", "attempt"}
 #: One commit in so many runs a checkpoint, by chance: a count would start anew in each process, and
 #: processes that live shorter than the count would never pay their share.  About 1,000 pages of
 #: log.
@@ -59,7 +61,7 @@ logger = logging.getLogger("killproof")
 
 #: What SQLite's primary result codes stand for, and what to do.
 _KNOWN: Final[dict[int, tuple[type[KillproofError], str]]] = {
-    sqlite3.SQLITE_CANTOPEN: (FileRefused, "make its folder, or check its rights"),
+    sqlite3.SQLITE_CANTOPEN: (FileRefused, "check its folder, rights, and open files"),
     sqlite3.SQLITE_READONLY: (FileRefused, "check the rights of the file and its folder"),
     sqlite3.SQLITE_NOTADB: (FileRefused, "name another file, this one is no SQLite database"),
     sqlite3.SQLITE_CORRUPT: (FileRefused, "restore it from a backup"),
@@ -76,10 +78,11 @@ _failed: dict[str, str] = {}
 class Transaction:
     """A transaction in progress: what `with queue.transaction() as tx` gives."""
 
-    __slots__ = ("_connection", "_cursors", "has_ended", "path")
+    __slots__ = ("_connection", "_cursors", "_is_ours", "has_ended", "path")
 
-    def __init__(self, connection: sqlite3.Connection, path: str) -> None:
+    def __init__(self, connection: sqlite3.Connection, path: str, *, is_ours: bool = True) -> None:
         self._connection = connection
+        self._is_ours = is_ours
         self._cursors: list[sqlite3.Cursor] = []
         self.path = path
         #: True once its block was left: a statement would then commit itself, and not durably.
@@ -90,35 +93,47 @@ class Transaction:
 
         Raises:
             ValueError: its block was left; definite.
+            OutcomeUnknown: a statement before it ended the transaction; indefinite.
             sqlite3.Error: as SQLite says; leaving the block with it rolls everything back.
         """
         self.check_open(self.path)
-        cursor = self._connection.execute(sql, values)
+        cursor = self._run(sql, values)
         self._cursors.append(cursor)
         return cursor
 
     def row(self, sql: LiteralString, values: Values = ()) -> tuple[Value, ...] | None:
         """Return the first row, or None."""
-        cursor = self._connection.cursor()
+        cursor = self._run(sql, values)
         cursor.row_factory = None  # A connection of the caller may make something else of rows.
-        found: tuple[Value, ...] | None = cursor.execute(sql, values).fetchone()
-        cursor.close()
+        found: tuple[Value, ...] | None = cursor.fetchone()
         return found
 
     def rows(self, sql: LiteralString, values: Values = ()) -> list[tuple[Value, ...]]:
         """Return all rows."""
-        cursor = self._connection.cursor()
+        cursor = self._run(sql, values)
         cursor.row_factory = None
-        return cursor.execute(sql, values).fetchall()
+        return cursor.fetchall()
 
     def change(self, sql: LiteralString, values: Values = ()) -> int:
         """Run a writing statement; return the number of rows it changed."""
-        return self._connection.execute(sql, values).rowcount
+        return self._run(sql, values).rowcount
 
     def insert(self, sql: LiteralString, values: Values = ()) -> int | None:
         """Run an INSERT; return the id of the new row, or None if it inserted nothing."""
-        cursor = self._connection.execute(sql, values)
+        cursor = self._run(sql, values)
         return cursor.lastrowid if cursor.rowcount == 1 else None
+
+    def _run(self, sql: LiteralString, values: Values) -> sqlite3.Cursor:
+        """Run a statement, unless one before it (COMMIT, OR ROLLBACK) has ended the transaction.
+
+        Each would then be a transaction of its own: the ack without the effect it belongs to.
+        """
+        if self._is_ours and not self._connection.in_transaction:
+            raise OutcomeUnknown(
+                f"a statement has ended the transaction on {self.path} before its block: "
+                "leave COMMIT, ROLLBACK and OR ROLLBACK out of it"
+            )
+        return self._connection.execute(sql, values)
 
     def end(self) -> None:
         """Close the cursors given out: one left open would pin its snapshot and the log with it."""
@@ -276,7 +291,7 @@ class Database:
             raise ValueError(
                 f"tx is a connection on {names[0] if names else None!r}, not on {self.path!r}"
             )
-        return Transaction(tx, self.path)
+        return Transaction(tx, self.path, is_ours=False)
 
     def is_writing(self) -> bool:
         """Whether this thread is inside a write: an asynchronous exception had better wait."""
@@ -468,9 +483,10 @@ class Database:
                 raise
         except BaseException as error:
             connection.close()
-            if isinstance(error, FileNotFoundError | PermissionError):
+            if isinstance(error, OSError):
                 raise FileRefused(
-                    f"{self.path}: {error.strerror}: check the folder and its rights"
+                    f"{error.filename or self.path}: {error.strerror}: "
+                    "check the folder, its rights, and the limit of open files"
                 ) from error
             self._raise_known(error)
             raise
@@ -540,33 +556,36 @@ class Database:
             return level
         except BaseException as error:
             self._raise_known(error)
+            if isinstance(error, sqlite3.Error) and _primary_code(error) == sqlite3.SQLITE_ERROR:
+                raise FileRefused(
+                    f"{self.path}: {error}: what it holds is not killproof's, use another file"
+                ) from error
             raise
         finally:
             connection.close()
 
     def _durability_of(self, connection: sqlite3.Connection) -> Durability | None:
         """Return the level the file was made with, or None for a file without the schema."""
-        tables = {
-            name
-            for (name,) in connection.execute(
-                "SELECT name FROM sqlite_schema"
-                " WHERE lower(name) IN ('job', 'worker', 'attempt', 'killproof_schema')"
-            )
-        }
-        if "killproof_schema" not in tables:
-            if tables:
+        names = connection.execute("SELECT name FROM sqlite_schema").fetchall()
+        found = {name.lower(): name for (name,) in names}
+        if "killproof_schema" not in found:
+            if taken := found.keys() & TABLES:
                 raise FileRefused(
-                    f"{self.path} has a table {min(tables)!r} that is not killproof's: "
+                    f"{self.path} has a table {found[min(taken)]!r} that is not killproof's: "
                     "use another file, or rename that table"
                 )
             return None
         (version,) = connection.execute(
             "SELECT max(version) FROM killproof_schema WHERE component = 'core'"
         ).fetchone()
-        if version is None or version > SCHEMA_VERSION:
+        if not isinstance(version, int) or version > SCHEMA_VERSION:
             raise FileRefused(
                 f"{self.path} has schema version {version}, this killproof knows {SCHEMA_VERSION}: "
                 "upgrade killproof"
+            )
+        if missing := TABLES - found.keys():
+            raise FileRefused(
+                f"{self.path} has no table {min(missing)!r}: restore the file from a backup"
             )
         (level,) = connection.execute(
             "SELECT max(value) FROM killproof_setting WHERE name = 'durability'"

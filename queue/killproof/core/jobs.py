@@ -12,7 +12,7 @@ import dataclasses
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime
 from types import TracebackType
@@ -62,7 +62,7 @@ class Queue:
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: str | bytes | os.PathLike[str],
         *,
         durability: Durability | None = None,
         busy_limit: float = 30.0,
@@ -86,7 +86,7 @@ class Queue:
             raise ValueError(f"busy_limit {busy_limit!r} must be at most 3600 seconds")
         self.host = host or Host()
         self.database = Database(
-            os.fspath(path), durability=durability, busy_limit=busy_limit, host=self.host
+            os.fsdecode(path), durability=durability, busy_limit=busy_limit, host=self.host
         )
         self._identity: _Identity | None = None
         self._swept_ns = 0
@@ -119,25 +119,26 @@ class Queue:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        """Close; after an error what is held counts as crashed, for it may be the cause.
+
+        Given back as no attempt, a job whose handler ends its worker would come again for ever.
+        """
+        if isinstance(error, Exception):
+            self._identity = None  # Its byte is freed with the rest, and tells the others.
         self.close()
 
     def close(self) -> None:
         """Release the leases still held, free the identity, close every thread's connection."""
         identity, self._identity = self._identity, None
-        if (
-            identity is not None
-            and identity.pid == os.getpid()
-            and self.database.liveness is not None
-        ):
-            limit, self.database.busy_limit = self.database.busy_limit, LEAVE_SECONDS
-            try:
-                self._leave(identity)
-            except KillproofError:
-                # The freed byte tells the others as well, only as a crash.
-                pass
-            finally:
-                self.database.busy_limit = limit
-        self.database.close()
+        is_ours = identity is not None and identity.pid == os.getpid()
+        try:
+            if identity is not None and is_ours and self.database.liveness is not None:
+                self.database.busy_limit = LEAVE_SECONDS
+                # Else the freed byte tells the others as well, only as a crash.
+                with suppress(KillproofError):
+                    self._leave(identity)
+        finally:
+            self.database.close()
 
     # Putting in.
 
@@ -269,7 +270,7 @@ class Queue:
                        ORDER BY due_ms, id LIMIT :limit)"""
 
     FIRST_OF_KINDS: Final = """
-        SELECT job.id
+        SELECT job.*
           FROM json_each(:kinds) AS wanted
           JOIN job ON job.id = (SELECT id FROM job WHERE state = 'available' AND kind = wanted.value
                                  ORDER BY priority, due_ms, id LIMIT 1)
@@ -281,7 +282,7 @@ class Queue:
              UNION ALL
             SELECT (SELECT min(kind) FROM job WHERE state = 'available' AND kind > wanted.value)
               FROM wanted WHERE wanted.value IS NOT NULL)
-        SELECT job.id
+        SELECT job.*
           FROM wanted
           JOIN job ON job.id = (SELECT id FROM job WHERE state = 'available' AND kind = wanted.value
                                  ORDER BY priority, due_ms, id LIMIT 1)
@@ -317,10 +318,13 @@ class Queue:
         # An empty poll must not take the write lock; a busy queue must not pay for a look before.
         if not self._full_last and not self._looks_claimable(wanted):
             return []
-        with self.database.write("claim") as tx:
-            leases = self._claim(tx, limit, wanted)
-        self._full_last = bool(leases)
-        return leases
+        while True:
+            with self.database.write("claim") as tx:
+                taken = self._claim(tx, limit, wanted)
+            self._full_last = bool(taken)
+            leases = self._readable(taken)
+            if leases or not taken:
+                return leases
 
     def ack_and_claim(
         self, lease: Lease, result: object = None, kinds: Iterable[str] | None = None
@@ -334,11 +338,13 @@ class Queue:
         text, wanted = model.encode_result(result), _kinds_json(kinds)
         with self.database.write("ack") as tx:
             self._ack(tx, lease, text)
-            leases = self._claim(tx, 1, wanted)
-        self._full_last = bool(leases)
+            taken = self._claim(tx, 1, wanted)
+        self._full_last = bool(taken)
+        leases = self._readable(taken) or (taken and self.claim_many(1, kinds)) or []
         return leases[0] if leases else None
 
-    def _claim(self, tx: Transaction, limit: int, wanted: str | None) -> list[Lease]:
+    def _claim(self, tx: Transaction, limit: int, wanted: str | None) -> list["_Taken"]:
+        """Take up to so many jobs inside a write; their rows are decoded after the commit."""
         clock = self.host.clock
         now_ms, now_ns = clock.now_ms(), clock.monotonic_ns()
         # Each holder is a claimer as well: together they look once in an interval.
@@ -348,15 +354,35 @@ class Queue:
             self._sweep(tx, SWEEP_ROWS_MAX)
             self._swept_ns = now_ns
         self._promote(tx, now_ms)
-        leases: list[Lease] = []
+        taken: list[_Taken] = []
         statement = self.FIRST_OF_ALL if wanted is None else self.FIRST_OF_KINDS
-        for _ in range(limit + SWEEP_ROWS_MAX):  # So many unreadable rows are passed over at most.
-            first = tx.row(statement, {"kinds": wanted})
-            if first is None or len(leases) == limit:
+        for _ in range(limit + SWEEP_ROWS_MAX):  # So many damaged rows are passed over at most.
+            if len(taken) == limit or not (row := tx.row(statement, {"kinds": wanted})):
                 break
-            lease = self._lease(tx, cast(int, first[0]), owner, now_ms)
-            if lease is not None:
-                leases.append(lease)
+            now_ns = clock.monotonic_ns()
+            values: dict[str, Value] = {"id": row[0], "owner": owner, "now_ns": now_ns}
+            try:
+                changed = tx.change(self.CLAIM, values | {"now_ms": now_ms})
+            except sqlite3.IntegrityError as error:
+                self._set_aside(tx, cast(int, row[0]), error)
+                continue
+            assert changed == 1, "inside this transaction nobody else can have taken it"
+            taken.append(_Taken(row, owner, now_ms, now_ns))
+        return taken
+
+    def _readable(self, taken: list["_Taken"]) -> list[Lease]:
+        """Decode what was taken; a job that can not be read goes to the dead letters."""
+        leases = []
+        for row, owner, now_ms, now_ns in taken:
+            claim: dict[str, Value] = {"state": "leased", "owner": owner, "claimed_ms": now_ms}
+            try:
+                leases.append(_lease_of(_job(row, claim=claim), now_ns))
+            except (ValueError, TypeError, RecursionError) as error:
+                # One row that somebody damaged must not stop the others.
+                lease = _lease_of(_job(_without_payload(row), claim=claim), now_ns)
+                # Nor may the trouble of saying so: the other leases are the caller's already.
+                with suppress(KillproofError):
+                    self.nack(lease, error, permanent=True)
         return leases
 
     FIRST_DUE: Final = """
@@ -368,6 +394,8 @@ class Queue:
         """Make available what has fallen due, a bounded number of rows."""
         sync.point("promote.begin")
         values: dict[str, Value] = {"now_ms": now_ms, "limit": SWEEP_ROWS_MAX}
+        if tx.row(self.FIRST_DUE, values) is None:
+            return
         try:
             if tx.change(self.PROMOTE, values):
                 sync.point("promote.written")
@@ -396,26 +424,6 @@ class Queue:
         """
         now_ms = self.host.clock.now_ms()
         tx.change(self.SET_ASIDE, {"id": job_id, "now_ms": now_ms, "message": str(error)})
-
-    def _lease(self, tx: Transaction, job_id: int, owner: str, now_ms: int) -> Lease | None:
-        """Take this job; None if its row is damaged: it goes to the dead letters, or is held."""
-        now_ns = self.host.clock.monotonic_ns()
-        values: dict[str, Value] = {"id": job_id, "owner": owner, "now_ns": now_ns}
-        try:
-            changed = tx.change(self.CLAIM, values | {"now_ms": now_ms})
-        except sqlite3.IntegrityError as error:
-            self._set_aside(tx, job_id, error)
-            return None
-        assert changed == 1, "inside this transaction nobody else can have taken it"
-        row = tx.row(self.GET, {"id": job_id})
-        assert row is not None
-        try:
-            return _lease_of(_job(row), now_ns)
-        except (ValueError, TypeError, RecursionError) as error:
-            # One row that somebody damaged must not stop the others.
-            lease = _lease_of(_job(_without_payload(row)), now_ns)
-            self._end(tx, lease, "nack", "dead", "failed", failure=Failure.of(error))
-            return None
 
     # Working.
 
@@ -647,11 +655,7 @@ class Queue:
                 assert changed == 1
         return True
 
-    GET: Final = """
-        SELECT id, kind, state, payload, priority, due_ms, key, max_attempts, lease_ms, retry,
-               fence, deliveries, forgiven, failures, crashes, owner, claimed_ms, created_ms,
-               finished_ms, error_class, error_message, result
-          FROM job WHERE id = :id"""
+    GET: Final = "SELECT * FROM job WHERE id = :id"
 
     ATTEMPTS: Final = """
         SELECT fence, outcome, worker, started_ms, finished_ms, error_class, error_message,
@@ -905,7 +909,7 @@ class Queue:
         costs a look at a shared-memory counter, and a lock test for each lease, every 4 to 50 ms.
         """
         wanted, clock = _kinds_json(kinds), self.host.clock
-        end_ns = clock.monotonic_ns() + round(seconds * 1e9)
+        end_ns = clock.monotonic_ns() + model.to_ms(seconds, "seconds") * 1_000_000
         pause = IDLE_PAUSE_FIRST
         seen: Sequence[Value] | None = None
         holders: list[_Holder] = []
@@ -1010,13 +1014,24 @@ def _lease_of(job: Job, now_ns: int = 0) -> Lease:
     )
 
 
-def _job(row: tuple[Value, ...], attempts: Iterable[tuple[Value, ...]] = ()) -> Job:
-    """Make a job of a row of `Queue.GET`.
+def _job(
+    row: tuple[Value, ...],
+    attempts: Iterable[tuple[Value, ...]] = (),
+    claim: Mapping[str, Value] | None = None,
+) -> Job:
+    """Make a job of its row, as it was or as a claim has made it since.
 
     Raises:
         ValueError, TypeError, RecursionError: the payload or the result is not JSON.
     """
-    values: dict[str, Any] = dict(zip(_FIELDS, row, strict=True))
+    # Not strict: the file's owner may have added columns of his own, and those come last.
+    values: dict[str, Any] = dict(zip(_COLUMNS, row, strict=False))
+    for name in _NOT_IN_JOB:
+        del values[name]
+    if claim is not None:
+        values |= claim
+        values["fence"] += 1
+        values["deliveries"] += 1
     values["payload"] = json.loads(values["payload"])
     if values["result"] is not None:
         values["result"] = json.loads(values["result"])
@@ -1029,8 +1044,24 @@ def _job(row: tuple[Value, ...], attempts: Iterable[tuple[Value, ...]] = ()) -> 
 
 def _without_payload(row: tuple[Value, ...]) -> tuple[Value, ...]:
     """Return the row with nothing in it that would have to be decoded."""
-    return (*row[:3], "null", *row[4:-1], None)
+    return (*row[: len(_COLUMNS) - 2], None, "null")
 
 
-_FIELDS: Final = tuple(field.name for field in dataclasses.fields(Job))[:-1]
+class _Taken(NamedTuple):
+    """A job that a transaction has taken: its row as it was, and the claim."""
+
+    row: tuple[Value, ...]
+    owner: str
+    now_ms: int
+    now_ns: int
+
+
+#: The columns of `job`, in the order of the schema; a test compares.
+_COLUMNS: Final = (
+    *("id", "kind", "state", "priority", "due_ms", "key", "max_attempts", "lease_ms", "retry"),
+    *("fence", "deliveries", "forgiven", "failures", "crashes", "owner", "lease_deadline_ns"),
+    *("claimed_ms", "created_ms", "updated_ms", "finished_ms", "error_class", "error_message"),
+    *("result", "payload"),
+)
+_NOT_IN_JOB: Final = ("lease_deadline_ns", "updated_ms")
 _ATTEMPT_FIELDS: Final = tuple(field.name for field in dataclasses.fields(Attempt))

@@ -27,6 +27,8 @@ KEY_CHARS_MAX: Final = 500
 ATTEMPTS_MAX: Final = 1_000_000
 #: A hundred years: beyond it a delay is a mistake in units, and far below any integer limit.
 SECONDS_MAX: Final = 100 * 365 * 86_400.0
+#: The last second that Python's datetime can show.
+MOMENT_SECONDS_MAX: Final = 253_402_300_799.0
 
 LIVE: Final = frozenset({"blocked", "scheduled", "available", "leased", "retryable", "held"})
 TERMINAL: Final = frozenset({"succeeded", "dead", "cancelled", "expired"})
@@ -136,7 +138,7 @@ def _guarded(describe: Callable[[], str]) -> str:
     """Return the text, or say that there is none: an exception's own `__str__` may raise."""
     try:
         return describe()
-    except Exception as error:  # The failure path must not fail (it would leave the job leased).
+    except BaseException as error:  # The failure path must not fail, nor be left by a SystemExit.
         return f"<no text: {type(error).__name__} while describing the error>"
 
 
@@ -219,6 +221,8 @@ def _strict_json(value: object, what: str) -> tuple[str, int]:
         reason = f"{error}: use null, booleans, finite numbers, text, lists and objects"
     except RecursionError:
         reason = "it is nested too deeply: flatten it"
+    except Exception as error:  # A dict of the caller's own class: whatever it raises, see above.
+        reason = f"{type(error).__name__} while it was read"
     raise PayloadInvalid(f"{what} {_short(value)} is not JSON: {reason}")
 
 
@@ -259,12 +263,7 @@ def to_ms(seconds: object, name: str, *, lowest_ms: int = 0) -> int:
     Raises:
         ValueError: not a finite number within 0 and a hundred years; the message shows it.
     """
-    if (
-        isinstance(seconds, int | float)
-        and not isinstance(seconds, bool)
-        and 0 <= seconds <= SECONDS_MAX
-        and (result := math.ceil(seconds * 1_000)) >= lowest_ms
-    ):
+    if (result := _whole_ms(seconds, SECONDS_MAX)) is not None and result >= lowest_ms:
         return result
     raise ValueError(
         f"{name} {_short(seconds)} must be a number of seconds, at least {lowest_ms / 1000:g} "
@@ -276,10 +275,22 @@ def moment_ms(moment: object) -> int:
     """Return a moment (seconds since the epoch, or an aware datetime) in milliseconds, rounded up.
 
     Raises:
-        ValueError: it is naive, negative or not a moment; the message shows it.
+        ValueError: it is naive, before 1970, after the year 9999, or no moment; the message shows
+            it.
     """
     if isinstance(moment, datetime):
         if moment.tzinfo is None:
             raise ValueError(f"run_at {moment!r} has no time zone: give it one, such as UTC")
         moment = moment.timestamp()
-    return to_ms(moment, "run_at")
+    if (result := _whole_ms(moment, MOMENT_SECONDS_MAX)) is not None:
+        return result
+    raise ValueError(
+        f"run_at {_short(moment)} must be seconds since 1970 or a datetime, up to the year 9999"
+    )
+
+
+def _whole_ms(seconds: object, highest: float) -> int | None:
+    """Return the milliseconds, or None for what is no number from 0 to the highest."""
+    if not isinstance(seconds, int | float) or isinstance(seconds, bool):
+        return None
+    return math.ceil(seconds * 1_000) if 0 <= seconds <= highest else None
