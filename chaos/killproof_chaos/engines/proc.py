@@ -199,8 +199,6 @@ class Engine:
         """Let the queue come to rest; return whether it did, and why not."""
         self._phase = "drain"
         self._nemesis.heal()
-        for process in self._crew.of_role("producer"):
-            self._send_stop(process)
         mapping = self._target.audit
         if mapping is None:
             return self._drain_blindly()
@@ -212,8 +210,7 @@ class Engine:
         seen, stable, reason = 0, 0, "nothing was counted"
         counts: dict[str, int] = {}
         while time.monotonic() < deadline:
-            self._turn()
-            self._nemesis.step(0)
+            self._drain_turn()
             look = read_whole(self._wire / "counts.json")
             if look is None or look["number"] == seen:
                 continue
@@ -230,13 +227,22 @@ class Engine:
                 return not reason, reason
         return False, reason or "the counts did not come to rest"
 
+    def _drain_turn(self) -> None:
+        """Do one turn without faults; stop producers as soon as they can be stopped.
+
+        One that was being born at the heal would otherwise enqueue until the deadline.
+        """
+        for process in self._crew.of_role("producer"):
+            self._send_stop(process)
+        self._turn()
+        self._nemesis.step(0)
+
     def _drain_blindly(self) -> tuple[bool, str]:
         """Wait for a target that tells nothing: until the effect log has been silent for long."""
         deadline = time.monotonic() + max(DRAIN_SECONDS_MIN, self._options.seconds)
         size, since = -1, time.monotonic()
         while time.monotonic() < deadline:
-            self._turn()
-            self._nemesis.step(0)
+            self._drain_turn()
             now = sum(path.stat().st_size for path in self._store.effects.glob("*.jsonl"))
             if now != size:
                 size, since = now, time.monotonic()
