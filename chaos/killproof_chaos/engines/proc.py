@@ -37,6 +37,8 @@ SHOW_SECONDS: Final = 0.1
 SINK_SECONDS_MAX: Final = 10.0
 #: The queue must come to rest within the time of the run again, but not less than this.
 DRAIN_SECONDS_MIN: Final = 6.0
+#: Who has ended a job has so much longer to end the next.
+PROGRESS_SECONDS: Final = 2.0
 #: Counts must be the same in so many looks of the observer, a tenth of a second apart.
 STABLE_LOOKS: Final = 3
 STOP_SECONDS_MAX: Final = 15.0
@@ -206,8 +208,10 @@ class Engine:
             "observer", "observer", database=str(self._database), table=mapping.table,
             state=mapping.state, told=str(self._wire / "counts.json"),
         )  # fmt: skip
-        deadline = time.monotonic() + max(DRAIN_SECONDS_MIN, self._options.seconds)
-        seen, stable, reason = 0, 0, "nothing was counted"
+        patience = max(DRAIN_SECONDS_MIN, self._options.seconds)
+        deadline = time.monotonic() + patience
+        latest = deadline + patience * (STRETCH - 1)
+        seen, stable, fewest, reason = 0, 0, 1 << 62, "nothing was counted"
         counts: dict[str, int] = {}
         while time.monotonic() < deadline:
             self._drain_turn()
@@ -219,6 +223,9 @@ class Engine:
             stable = stable + 1 if words == counts else 0
             self._counts = counts = words
             live = sum(n for state, n in counts.items() if state not in TERMINAL)
+            if live < fewest:  # It gets on with it: a long backlog is no fault.
+                fewest = live
+                deadline = min(latest, max(deadline, time.monotonic() + PROGRESS_SECONDS))
             total = sum(counts.values())
             reason = f"{live} jobs were still alive" if live else ""
             if total != look["inserted"]:
