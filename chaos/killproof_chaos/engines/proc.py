@@ -58,7 +58,7 @@ class Progress:
     pauses: int
     terms: int
     locks: int
-    cells: int  #: distinct nemesis@phase that were hit
+    cells: int  #: of the obliged nemesis@phase, those that were hit
     enqueued: int
     workers: int  #: alive
     counts: dict[str, int]  #: jobs by state, while draining
@@ -99,6 +99,7 @@ class Engine:
         """
         started = time.time()
         obliged = coverage.obliged(self._target, self._options)
+        self._owed = frozenset(obliged)
         prepare(self._target, self._place, self._database, self._plan)
         self._wire.mkdir()
         self._store.write_contract(self._target.contract)
@@ -350,7 +351,7 @@ class Engine:
                 pauses=hits["pause"],
                 terms=hits["term"],
                 locks=hits["lock"],
-                cells=len(self._nemesis.cells),
+                cells=len(self._nemesis.cells & self._owed),
                 enqueued=self._enqueued,
                 workers=len(crew.of_role("worker")),
                 counts=self._counts,
