@@ -277,6 +277,9 @@ class Database:
             try:
                 self._patiently(lambda: _begin_read(handle.connection))
                 yield transaction
+            except sqlite3.Error as error:
+                self._raise_known(error)
+                raise
             finally:
                 if not handle.is_inherited:
                     if handle.connection.in_transaction:  # No function of ours: see `write`.
@@ -651,7 +654,7 @@ class Database:
         while True:
             try:
                 return attempt()
-            except sqlite3.OperationalError as error:
+            except sqlite3.Error as error:
                 if _primary_code(error) != sqlite3.SQLITE_BUSY:
                     self._raise_known(error)
                     raise
