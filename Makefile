@@ -58,9 +58,6 @@ quick: ## What needs no processes: seconds.
 mutations: ## Take the core's guards away, one at a time, and see tests go red: minutes.
 	$(BIN)/python tests/mutations.py
 
-mutations: ## Take the core's guards away one by one; a test must go red for each (minutes).
-	$(BIN)/python tests/mutations.py
-
 report: report-chaos report-contention ## Make reports/ anew from real runs (minutes).
 
 report-chaos: ## The harness on the queue, ten seeds: reports/chaos-proc.md and .html.

@@ -615,6 +615,13 @@ STATEMENTS = (
         "                       ORDER",
         "WHERE state IN ('scheduled', 'retryable') AND due_ms <= :now_ms + 1\n"
         "                       ORDER",
+        f"{ENQUEUE}takes_no_later_one_with_it",
+    ),
+    m(
+        "nothing is promoted before something is due",
+        "jobs.py",
+        "WHERE state IN ('scheduled', 'retryable') AND due_ms <= :now_ms\n         ORDER",
+        "WHERE state IN ('scheduled', 'retryable') AND due_ms < :now_ms\n         ORDER",
         f"{ENQUEUE}not_claimed_a_millisecond_early",
     ),
     m(

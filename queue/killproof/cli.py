@@ -6,7 +6,7 @@ usage or bad input (the command-line library's own 2 would mean "unknown" here).
 
 Other packages add commands through the entry-point group `killproof.commands`.  They are imported
 when one of them is asked for, and never before: `killproof enqueue` in a shell script is called
-often. For the same reason tables are imported by the commands that print one.
+often.  For the same reason tables are imported by the commands that print one.
 """
 
 import errno
@@ -176,10 +176,12 @@ def enqueue(
     ] = "article",
 ) -> None:
     """Put a job in and print its id; the file is made if there is none."""
+    value = _parse(payload)
+    model.encode_payload(value)  # Before the file: a mistyped payload must not make one.
     with Queue(db) as queue:
         job_id = queue.enqueue(
             kind,
-            _parse(payload),
+            value,
             delay=delay,
             priority=priority,
             key=key,
@@ -208,7 +210,7 @@ def status(db: Db = DB_DEFAULT, as_json: AsJson = False) -> None:
             table.add_row(state, f"{count:,}", style=_style(state, count))
     _print_table(table)
     if waiting:
-        print(f"waiting kinds: {', '.join(waiting)}")
+        print(f"waiting kinds: {_printable(', '.join(waiting))}")
 
 
 @app.command()
@@ -222,11 +224,11 @@ def show(job_id: JobId, db: Db = DB_DEFAULT, as_json: AsJson = False) -> None:
     if as_json:
         _print_json(asdict(job) | {"attempt": job.attempt, "summary": summary(job, now_ms)})
         return
-    print(f"job {job.id} of kind {job.kind}: {summary(job, now_ms)}")
+    print(f"job {job.id} of kind {_printable(job.kind)}: {summary(job, now_ms)}")
     facts = [f"priority {job.priority}", f"enqueued {_span(now_ms - job.created_ms)} ago"]
     facts += [f"retry {job.retry}", f"lease {_span(job.lease_ms)}"]
     facts += [f"key {job.key}"] if job.key is not None else []
-    print(", ".join(facts))
+    print(_printable(", ".join(facts)))
     print(f"payload {_shown(json.dumps(job.payload, ensure_ascii=False))}")
     if job.result is not None:
         print(f"result {_shown(json.dumps(job.result, ensure_ascii=False))}")
@@ -560,7 +562,7 @@ def _shown(text: str) -> str:
 
 
 def _printable(text: str) -> str:
-    """Return text that moves no cursor: an error's text comes from anywhere."""
+    """Return text that moves no cursor: an error, a kind, a key come from anywhere."""
     return "".join(
         char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in text
     )

@@ -1,7 +1,7 @@
 r"""The lease in a worker's hands: how long to trust it, and who keeps it alive.
 
 **Trust window.**  The file says until when the lease runs; others may take the job after that
-moment. The worker trusts it a margin less.  After a renewal the window counts from the *start* of
+moment.  The worker trusts it a margin less.  After a renewal the window counts from the *start* of
 the call: the file's deadline is computed somewhere inside the call, and a call that hangs for ten
 seconds must not make the window ten seconds longer.  So the worker stops trusting before anybody
 else may start, by its own monotonic clock, also while the renewal call is still blocked.
@@ -44,6 +44,8 @@ MARGIN_PER_LEASE = 10
 MARGIN_NS_MAX = 1_000_000_000
 #: The heartbeat looks up at least this often, so that a limit set by a signal is seen in time.
 BEAT_SECONDS_MAX = 1.0
+#: And no more often than this for the sake of a limit: without a grace it would never rest.
+BEAT_SECONDS_MIN = 0.01
 #: A failed renewal is tried again after this part of the usual interval.
 RETRIES_PER_INTERVAL = 4
 
@@ -221,7 +223,8 @@ class Heartbeat:
         # Once lost there is nothing to renew, and its time of renewal lies in the past for good.
         now_ns = self._clock.monotonic_ns()
         due_ns = BEAT_SECONDS_MAX * 1e9 if tenure.is_lost(now_ns) else tenure.renew_at_ns - now_ns
-        return max(0.0, min(BEAT_SECONDS_MAX, due_ns / 1e9, self._overdue_grace_ns / 1e9))
+        look_seconds = max(BEAT_SECONDS_MIN, self._overdue_grace_ns / 1e9)
+        return max(0.0, min(BEAT_SECONDS_MAX, due_ns / 1e9, look_seconds))
 
     def _look_at_limits(self, tenure: Tenure, now_ns: int) -> None:
         """Let go of a handler that did not stop when told to.

@@ -207,8 +207,9 @@ HOLD_LEASED: Final = """
      WHERE id = :id AND fence = :fence AND state = 'leased'"""
 
 RECORD_HELD: Final = """
-    INSERT INTO attempt (job_id, fence, outcome, worker, started_ms, finished_ms,
-                         error_class, error_message, traceback)
+    INSERT OR REPLACE INTO attempt
+           (job_id, fence, outcome, worker, started_ms, finished_ms,
+            error_class, error_message, traceback)
     VALUES (:id, :fence, 'held', :worker, :started_ms, :now_ms,
             :error_class, :error_message, :traceback)"""
 

@@ -581,10 +581,11 @@ class Worker:
             else:
                 self._queue.release(tenure.lease)
         except Exception as refused:
-            if tenure.ended:
-                return  # It ended at the last moment, and its own outcome was first.
-            # Not recorded: the kernel lock and the lease tell the others, as after a kill.
-            self._log(logging.ERROR, tenure.lease, f"outcome not recorded: {refused}")
+            if not tenure.ended:
+                # Not recorded: the kernel lock and the lease tell the others, as after a kill.
+                self._log(logging.ERROR, tenure.lease, f"outcome not recorded: {refused}")
+        if tenure.ended:
+            return  # It ended at the last moment: the process is free, and may hold the next job.
         hung = cause == "timeout" or not self._signum
         self._leave(EXIT_HANDLER_HUNG if hung else 128 + self._signum)
 

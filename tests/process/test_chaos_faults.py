@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -263,3 +265,28 @@ def test_a_queue_that_closes_without_a_lease_records_no_release(place: Path) -> 
     history.close()
 
     assert [op.f for op in read_history(store).operations] == ["claim", "ack"]
+
+
+def test_a_worker_of_killproof_that_is_stopped_before_its_first_claim_ends_in_order(
+    place: Path,
+) -> None:
+    """Seen in a real run: SIGTERM between "ready" and the worker's own signal handlers."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", EARLY_STOP],
+        env=os.environ | {"KILLPROOF_STORE": str(place), "KILLPROOF_PROCESS": "w1.1"},
+        cwd=place,
+    )
+
+    assert child.wait(SECONDS_MAX) == 0
+    assert '"f":"exit"' in (place / "history/w1.1.jsonl").read_text()
+
+
+EARLY_STOP = """
+import os, signal
+from pathlib import Path
+from killproof_chaos import hook
+from killproof_chaos.targets.killproof_adapter import KillproofTarget
+hook.ready = lambda: os.kill(os.getpid(), signal.SIGTERM)
+Path("history").mkdir(exist_ok=True)
+KillproofTarget().work(Path.cwd())
+"""

@@ -138,6 +138,18 @@ def test_a_thread_that_ends_leaves_no_descriptor_behind(place: Path) -> None:
         assert len(os.listdir("/proc/self/fd")) <= before + 1
 
 
+def test_a_queue_that_is_dropped_and_not_closed_leaves_no_descriptor_behind(place: Path) -> None:
+    Queue(place / "q.db").close()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        queue = Queue(place / "q.db")
+        queue.enqueue("kind", 1)
+        assert queue.claim() is not None
+        del queue
+
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_a_closed_queue_leaves_no_descriptor_and_no_thread_behind(place: Path) -> None:
     def use() -> None:
         with Queue(place / "q.db") as queue:

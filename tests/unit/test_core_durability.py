@@ -504,9 +504,7 @@ def breaking(place: Path) -> Iterator[Queue]:
     Breaking.failing = None
 
 
-@pytest.mark.parametrize(
-    "code", [sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_ERROR]
-)
+@pytest.mark.parametrize("code", [sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_ERROR])
 def test_an_error_of_the_commit_is_an_unknown_outcome_never_a_failure(
     breaking: Queue, code: int
 ) -> None:
@@ -517,6 +515,19 @@ def test_an_error_of_the_commit_is_an_unknown_outcome_never_a_failure(
 
     assert not caught.value.definite
     breaking.enqueue("kind", 2)
+
+
+@pytest.mark.parametrize("code", [sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC])
+def test_a_sync_that_fails_inside_the_commit_stops_the_queue(breaking: Queue, code: int) -> None:
+    """R-A5: the kernel tells an error once, here to SQLite and perhaps never to the barrier."""
+    Breaking.failing = ("COMMIT", code)
+    with pytest.raises(OutcomeUnknown, match="repeat the call with the same key") as caught:
+        breaking.enqueue("kind", 1)
+
+    assert not caught.value.definite
+    assert os.path.exists(f"{breaking.path}.failed")
+    with pytest.raises(StorageFailed, match="is stopped"):
+        breaking.enqueue("kind", 2)
 
 
 def test_a_disk_that_is_full_at_the_commit_is_told_so_and_nothing_is_changed(

@@ -218,6 +218,16 @@ def test_a_delayed_job_is_not_claimed_a_millisecond_early(
     assert queue.claim() is not None
 
 
+def test_a_job_that_falls_due_takes_no_later_one_with_it(queue: Queue, clock: ManualClock) -> None:
+    due = queue.enqueue("kind", 0, delay=1)
+    queue.enqueue("kind", 0, delay=1.001)
+    clock.wall_ms += 1_000
+
+    assert [lease.job.id for lease in queue.claim_many(2)] == [due]
+    clock.wall_ms += 1
+    assert len(queue.claim_many(2)) == 1
+
+
 def test_an_empty_claim_before_the_due_time_does_not_hide_the_job_after_it(
     queue: Queue, clock: ManualClock
 ) -> None:

@@ -4,7 +4,9 @@ import ctypes
 import os
 import re
 import sqlite3
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -102,6 +104,27 @@ def test_a_newer_file_is_refused_with_both_versions(place: Path) -> None:
     run(path, "UPDATE killproof_schema SET version = 99")
 
     assert "schema version 99, this killproof knows 1: upgrade killproof" in refusal(path)
+
+
+@pytest.mark.parametrize("name", ["get", "counts", "claim", "enqueue"])
+def test_a_database_that_is_damaged_while_it_is_open_is_refused_by_every_call(
+    place: Path, name: str
+) -> None:
+    path = place / "q.db"
+    with Queue(path, durability="process") as queue:
+        calls: dict[str, Callable[[], object]] = {
+            "get": lambda: queue.get(1),
+            "counts": queue.counts,
+            "claim": lambda: queue.claim(["no such kind"]),
+            "enqueue": lambda: queue.enqueue("k", 1),
+        }
+        queue.claim()  # An empty poll: the next one looks before it takes the lock.
+        run(path, "PRAGMA wal_checkpoint(TRUNCATE)")
+        damage = "import sys; f = open(sys.argv[1], 'r+b'); f.seek(4096); f.write(b'\\xff' * 65536)"
+        subprocess.run([sys.executable, "-c", damage, path], check=True)
+        run(path, "PRAGMA user_version = 7")  # Else the pages would come from the cache.
+        with pytest.raises(FileRefused, match="restore it from a backup"):
+            calls[name]()
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from killproof import (
     NestedTransaction,
     OutcomeUnknown,
     Queue,
+    operations,
 )
 from killproof.core import model
 
@@ -598,6 +599,26 @@ def test_an_error_that_ends_the_owner_counts_as_a_crash_of_what_it_held(
 
     queue.reap()
     assert sql("SELECT state, crashes FROM job") == [("dead", 2)]
+
+
+@pytest.mark.parametrize("end", ["ack", "nack", "release", "hold"])
+def test_a_job_that_was_set_back_by_hand_can_end_again(queue: Queue, sql: Sql, end: str) -> None:
+    """Its fence comes a second time; each worker that met it died of the row in `attempt`."""
+    ends: dict[str, Callable[[Lease], object]] = {
+        "ack": queue.ack,
+        "nack": lambda lease: queue.nack(lease, "no"),
+        "release": queue.release,
+        "hold": lambda lease: operations.hold_leased(queue, lease, "why"),
+    }
+    lease = claimed(queue)
+    queue.ack(lease)
+    sql(
+        "UPDATE job SET state = 'available', fence = 0, deliveries = 0, finished_ms = NULL,"
+        " result = NULL"
+    )
+    ends[end](claim(queue))
+
+    assert sql("SELECT count(*) FROM attempt") == [(1,)]
 
 
 def test_closing_after_an_error_of_sqlites_closes_all_the_same(queue: Queue, sql: Sql) -> None:

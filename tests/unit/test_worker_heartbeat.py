@@ -9,7 +9,7 @@ import pytest
 
 from killproof import DatabaseBusy, Job, Lease, LeaseLost, ManualClock, StorageFailed
 from killproof import heartbeat as heartbeat_module
-from killproof.heartbeat import BEAT_SECONDS_MAX, Cause, Heartbeat, Tenure
+from killproof.heartbeat import BEAT_SECONDS_MAX, BEAT_SECONDS_MIN, Cause, Heartbeat, Tenure
 
 SECOND = 1_000_000_000
 
@@ -224,6 +224,14 @@ def test_a_stopping_worker_leaves_a_handler_that_outlives_the_grace() -> None:
     bench.after(1)
 
     assert bench.overdue == ["stopped"]
+
+
+def test_a_heartbeat_without_a_grace_still_rests_between_its_looks() -> None:
+    bench = Bench(seconds=600, timeout=10, grace=0)
+
+    assert bench.after(1) == BEAT_SECONDS_MIN
+    assert (bench.after(9), bench.after(0)) == (BEAT_SECONDS_MIN, BEAT_SECONDS_MIN)
+    assert bench.overdue == ["timeout"]
 
 
 def test_a_handler_that_has_ended_is_not_left_behind() -> None:

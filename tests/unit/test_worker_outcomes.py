@@ -27,7 +27,9 @@ from killproof import (
     StorageFull,
 )
 from killproof.core import model, sync
+from killproof.heartbeat import Tenure
 from killproof.worker import (
+    EXIT_HANDLER_HUNG,
     EXIT_STORAGE_FAILED,
     Context,
     Handlers,
@@ -483,6 +485,23 @@ def test_a_lease_that_ran_out_before_the_start_starts_nothing(stand: Stand) -> N
     stand.run()
 
     assert outcomes(stand.job(job_id)) == ["released"]
+
+
+@pytest.mark.parametrize(("ended", "statuses"), [(False, [EXIT_HANDLER_HUNG]), (True, [])])
+def test_a_handler_that_ends_while_it_is_left_behind_takes_no_next_job_with_it(
+    stand: Stand, ended: bool, statuses: list[int]
+) -> None:
+    stand.add(lambda context: None, timeout=1.0)
+    job_id = stand.queue.enqueue("k", None)
+    lease = stand.queue.claim()
+    assert lease is not None
+    tenure = Tenure(lease, now_ns=stand.clock.monotonic_ns(), timeout=1.0)
+    stand.at["nack.committed"] = lambda: setattr(tenure, "ended", ended)
+    worker = Worker(stand.queue, stand.handlers, clock=stand.clock, leave=stand.statuses.append)
+    worker._on_overdue(tenure, "timeout")
+
+    assert outcomes(stand.job(job_id)) == ["failed"]
+    assert stand.statuses == statuses
 
 
 # Interruptions, by real signals to this process.

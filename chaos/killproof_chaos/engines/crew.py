@@ -88,11 +88,6 @@ class Crew:
             )
         self.warm = False
 
-    @property
-    def server_pid(self) -> int:
-        """The process that is the parent of all others."""
-        return self._server.pid
-
     def wait_until_warm(self) -> None:
         """Wait for the server's imports.
 

@@ -37,6 +37,8 @@ SHOW_SECONDS: Final = 0.1
 SINK_SECONDS_MAX: Final = 10.0
 #: The queue must come to rest within the time of the run again, but not less than this.
 DRAIN_SECONDS_MIN: Final = 6.0
+#: Who has ended a job has so much longer to end the next.
+PROGRESS_SECONDS: Final = 2.0
 #: Counts must be the same in so many looks of the observer, a tenth of a second apart.
 STABLE_LOOKS: Final = 3
 STOP_SECONDS_MAX: Final = 15.0
@@ -56,7 +58,7 @@ class Progress:
     pauses: int
     terms: int
     locks: int
-    cells: int  #: distinct nemesis@phase that were hit
+    cells: int  #: of the obliged nemesis@phase, those that were hit
     enqueued: int
     workers: int  #: alive
     counts: dict[str, int]  #: jobs by state, while draining
@@ -97,6 +99,7 @@ class Engine:
         """
         started = time.time()
         obliged = coverage.obliged(self._target, self._options)
+        self._owed = frozenset(obliged)
         prepare(self._target, self._place, self._database, self._plan)
         self._wire.mkdir()
         self._store.write_contract(self._target.contract)
@@ -199,8 +202,6 @@ class Engine:
         """Let the queue come to rest; return whether it did, and why not."""
         self._phase = "drain"
         self._nemesis.heal()
-        for process in self._crew.of_role("producer"):
-            self._send_stop(process)
         mapping = self._target.audit
         if mapping is None:
             return self._drain_blindly()
@@ -208,12 +209,13 @@ class Engine:
             "observer", "observer", database=str(self._database), table=mapping.table,
             state=mapping.state, told=str(self._wire / "counts.json"),
         )  # fmt: skip
-        deadline = time.monotonic() + max(DRAIN_SECONDS_MIN, self._options.seconds)
-        seen, stable, reason = 0, 0, "nothing was counted"
+        patience = max(DRAIN_SECONDS_MIN, self._options.seconds)
+        deadline = time.monotonic() + patience
+        latest = deadline + patience * (STRETCH - 1)
+        seen, stable, fewest, reason = 0, 0, 1 << 62, "nothing was counted"
         counts: dict[str, int] = {}
         while time.monotonic() < deadline:
-            self._turn()
-            self._nemesis.step(0)
+            self._drain_turn()
             look = read_whole(self._wire / "counts.json")
             if look is None or look["number"] == seen:
                 continue
@@ -222,6 +224,9 @@ class Engine:
             stable = stable + 1 if words == counts else 0
             self._counts = counts = words
             live = sum(n for state, n in counts.items() if state not in TERMINAL)
+            if live < fewest:  # It gets on with it: a long backlog is no fault.
+                fewest = live
+                deadline = min(latest, max(deadline, time.monotonic() + PROGRESS_SECONDS))
             total = sum(counts.values())
             reason = f"{live} jobs were still alive" if live else ""
             if total != look["inserted"]:
@@ -230,13 +235,22 @@ class Engine:
                 return not reason, reason
         return False, reason or "the counts did not come to rest"
 
+    def _drain_turn(self) -> None:
+        """Do one turn without faults; stop producers as soon as they can be stopped.
+
+        One that was being born at the heal would otherwise enqueue until the deadline.
+        """
+        for process in self._crew.of_role("producer"):
+            self._send_stop(process)
+        self._turn()
+        self._nemesis.step(0)
+
     def _drain_blindly(self) -> tuple[bool, str]:
         """Wait for a target that tells nothing: until the effect log has been silent for long."""
         deadline = time.monotonic() + max(DRAIN_SECONDS_MIN, self._options.seconds)
         size, since = -1, time.monotonic()
         while time.monotonic() < deadline:
-            self._turn()
-            self._nemesis.step(0)
+            self._drain_turn()
             now = sum(path.stat().st_size for path in self._store.effects.glob("*.jsonl"))
             if now != size:
                 size, since = now, time.monotonic()
@@ -337,7 +351,7 @@ class Engine:
                 pauses=hits["pause"],
                 terms=hits["term"],
                 locks=hits["lock"],
-                cells=len(self._nemesis.cells),
+                cells=len(self._nemesis.cells & self._owed),
                 enqueued=self._enqueued,
                 workers=len(crew.of_role("worker")),
                 counts=self._counts,

@@ -30,7 +30,6 @@ from killproof_evidence.store import Store
 from killproof_evidence.target import Target
 
 PR_SET_PDEATHSIG: Final = 1
-PR_SET_CHILD_SUBREAPER: Final = 36
 #: A request is small; only a plan is large, and that is a file.
 REQUEST_BYTES_MAX: Final = 65_536
 FAILED: Final = 3

@@ -8,6 +8,7 @@ seconds.
 
 import json
 import logging
+import signal
 import sqlite3
 import sys
 import time
@@ -244,6 +245,8 @@ class KillproofTarget:
         for kind in kinds_of(place):
             handlers(kind, timeout=TIMEOUT_SECONDS)(play)
         worker = Worker(queue, handlers, grace=GRACE_SECONDS)
+        # `run` handles signals from its beginning; ready is said before, and a stop may be early.
+        signal.signal(signal.SIGTERM, lambda _signal, _frame: worker.stop())
         hook.ready()
         worker.run()
         queue.close()

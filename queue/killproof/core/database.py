@@ -68,6 +68,7 @@ _KNOWN: Final[dict[int, tuple[type[KillproofError], str]]] = {
     sqlite3.SQLITE_FULL: (StorageFull, "nothing was changed; make room, then try again"),
     sqlite3.SQLITE_IOERR: (StorageFull, "nothing was changed; check the disk, then try again"),
 }
+_FSYNC_FAILED: Final = (sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC)
 #: (thread, device, inode) of every thread that is inside a write: it must never wait for itself.
 _inside: set[tuple[int, int, int]] = set()
 _databases: "weakref.WeakSet[Database]" = weakref.WeakSet()
@@ -205,6 +206,11 @@ class Database:
             raise
         _databases.add(self)
 
+    def __del__(self) -> None:
+        """Leave no descriptor of a queue that was dropped and not closed."""
+        if (liveness := getattr(self, "liveness", None)) is not None:
+            liveness.close()
+
     @contextmanager
     def write(self, operation: LiteralString) -> Iterator[Transaction]:
         """Run the block in one IMMEDIATE transaction; return when that is durable.
@@ -223,9 +229,10 @@ class Database:
                     f"this thread is in a transaction on {self.path} already: pass tx= to join it"
                 )
             _point(operation, "begin")
-            _inside.add(mark)
-            held = refused = False
+            held: bool | None = None  # Untold while entering.
+            refused = False
             try:
+                _inside.add(mark)
                 held = handle.turnstile.enter(min(PATIENCE_SECONDS, self.busy_limit / 2))
                 self.bypasses += not held
                 with self._transaction(handle, operation) as transaction:
@@ -235,9 +242,16 @@ class Database:
                 refused = True
                 raise
             finally:
-                _inside.discard(mark)
-                if held and not handle.is_inherited:
-                    handle.turnstile.leave()
+                try:
+                    # A signal handler may raise at any call, also at the one before COMMIT.  So no
+                    # function of ours stands between here and the rollback.
+                    if not handle.is_inherited:
+                        if handle.connection.in_transaction:
+                            handle.connection.execute("ROLLBACK")
+                        if held is not False:
+                            handle.turnstile.leave()
+                finally:
+                    _inside.discard(mark)
                 if refused:
                     # A refusal is a fact as well: it may rest on a commit not yet durable.
                     self._wait_for_disk(handle)
@@ -259,14 +273,18 @@ class Database:
                 raise NestedTransaction(
                     f"this thread is in a transaction on {self.path}: read through its tx"
                 )
-            self._patiently(lambda: _begin_read(handle.connection))
             transaction = Transaction(handle.connection, self.path)
             try:
+                self._patiently(lambda: _begin_read(handle.connection))
                 yield transaction
+            except sqlite3.Error as error:
+                self._raise_known(error)
+                raise
             finally:
                 if not handle.is_inherited:
+                    if handle.connection.in_transaction:  # No function of ours: see `write`.
+                        handle.connection.execute("ROLLBACK")
                     transaction.end()
-                    _roll_back(handle.connection)
             self._check_ours(handle)
             self._wait_for_disk(handle)
 
@@ -385,6 +403,11 @@ class Database:
                 # The log's last frame, which commits, was not written: nothing can bring it back.
                 # An fsync that fails is another code (IOERR), and can.
                 self._raise_known(error)
+            code = getattr(error, "sqlite_errorcode", 0)
+            if code in _FSYNC_FAILED and self.durability == "power":
+                # SQLite syncs the first frame of a log that starts anew by itself.  The kernel may
+                # have told it alone, and the barrier of the next commit would then say all is well.
+                self.fail(f"an fsync inside SQLite failed: {error}")
             raise OutcomeUnknown(
                 f"the commit may or may not have happened ({type(error).__name__}: {error}): "
                 "look at the job, or repeat the call with the same key"
@@ -631,7 +654,7 @@ class Database:
         while True:
             try:
                 return attempt()
-            except sqlite3.OperationalError as error:
+            except sqlite3.Error as error:
                 if _primary_code(error) != sqlite3.SQLITE_BUSY:
                     self._raise_known(error)
                     raise

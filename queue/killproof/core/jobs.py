@@ -573,9 +573,11 @@ class Queue:
          WHERE id = :id AND fence = :fence AND owner = :worker AND state = 'leased'
            AND lease_deadline_ns <= :before_ns"""
 
+    # OR REPLACE: somebody who sets a job back by hand, fence and all, must not stop its outcome.
     RECORD: Final = """
-        INSERT INTO attempt (job_id, fence, outcome, worker, started_ms, finished_ms,
-                             error_class, error_message, traceback)
+        INSERT OR REPLACE INTO attempt
+               (job_id, fence, outcome, worker, started_ms, finished_ms,
+                error_class, error_message, traceback)
         VALUES (:id, :fence, :outcome, :worker, :started_ms, :now_ms,
                 :error_class, :message, :traceback)"""
 

@@ -90,6 +90,7 @@ class Liveness:
         for descriptor in (self._hold, self._test):
             if descriptor >= 0:
                 close_quietly(descriptor)
+        self._hold = self._test = -1  # The numbers may be somebody else's from here on.
 
     def _same_file(self) -> str:
         """Return the identity that both descriptors and the path share, or ''."""

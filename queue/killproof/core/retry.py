@@ -1,10 +1,9 @@
 """Retry policies by name: pure functions from the number of the failed attempt to a delay.
 
-- `article`: `min(3600, 2^n * 30) + rand(0..20)` seconds, the formula of the article the queue grew
-from.
+- `article`: `min(3600, 2^n * 30) + rand(0..20)` seconds, the formula of the article that the queue
+  grew from.
 - `exponential:BASE`: full jitter, `uniform(0, min(3600, BASE * 2^(n-1)))` seconds; it spreads a
-herd best
-  ("Exponential Backoff And Jitter", AWS Architecture Blog, 2015).
+  herd best ("Exponential Backoff And Jitter", AWS Architecture Blog, 2015).
 - `fixed:SECONDS`: always the same.
 - `immediate`: no delay.
 """

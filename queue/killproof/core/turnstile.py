@@ -122,7 +122,7 @@ class _Lock:
         """Take the lock if nobody has it."""
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except OSError:  # Taken; or a file system without such locks: nobody queues there.
             return False
         return True
 
@@ -144,7 +144,8 @@ class _Lock:
 
     def give(self) -> None:
         """Free the lock and wake the first that waits for it."""
-        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        with suppress(OSError):  # A commit has happened: an error here must not hide it.
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         if self._word is not None and _add_and_wake(ctypes.addressof(self._word)) == errno.EFAULT:
             with suppress(OSError):  # Somebody has emptied the file: fairness comes back with this.
                 os.pwrite(self._descriptor, bytes(4), 0)
