@@ -5,6 +5,7 @@ between leaves an open operation: the judge then knows that nobody knows. An err
 calls definite is a `fail` (it did not happen); any other is `info` (it may have).
 """
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from killproof_chaos import hook
+from killproof_chaos.shim.notes import Shim
 from killproof_evidence.history import HistoryWriter
 from killproof_evidence.store import Store
 from killproof_evidence.target import Definite
@@ -31,6 +33,7 @@ class Recorder:
         """Record into `history`; `is_definite` says of an error that nothing was changed."""
         self._history = history
         self._is_definite = is_definite
+        self._shim = Shim()
 
     def call(
         self,
@@ -82,6 +85,10 @@ class Recorder:
                 self._history.info(number, value=text)
             raise
         else:
+            if self._shim.is_loaded:
+                # From this place in the log of the disk on, a power cut must not take it back.
+                facts = {"job": job, "fence": fence} | completion | {"f": f, "asked": value}
+                self._shim.note(json.dumps(facts, ensure_ascii=False).encode())
             self._history.ok(number, **completion)
         finally:
             hook.leave()

@@ -1,0 +1,330 @@
+"""One image after a power cut: opened by the target, recovered, and held against what was noted.
+
+An image is checked once, without regard to the moment: the outcome says which of *all* notes it
+does not honour. A point violates when one of those had been written by then.
+
+The order matters. The target opens the file first, so that the recovery that happens is its own;
+then the rows are read, its leases are taken back, and the rows are read again.
+"""
+
+import json
+import os
+import shutil
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from killproof.core.clock import ManualClock
+from killproof.core.host import Host, KernelLocks
+from killproof_evidence.contract import TERMINAL, Contract
+from killproof_evidence.evidence import payload_digest
+from killproof_evidence.target import AuditMapping, Target, level
+
+#: Of an image: more prove nothing that these do not.
+FINDINGS_MAX: Final = 20
+#: Past every lease of the workload, so that each has run out after the cut.
+AFTER_CUT_SECONDS: Final = 3_600.0
+#: What a claimed job is no longer, once a delivery of it has ended.
+ENDING: Final = frozenset({"nack", "release", "snooze"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What a client knew: an operation that had returned, in the order of the notes."""
+
+    f: str  #: enqueue, claim, ack, nack, release, snooze, cancel
+    job: str  #: the queue's id
+    fence: int | None = None
+    value: object = None
+    asked: Mapping[str, Any] | None = None  #: of an enqueue: the job as asked for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broken:
+    """A promise that an image breaks whatever had been noted."""
+
+    promise: str
+    job: str | None
+    story: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What is wrong with one image."""
+
+    unhonoured: tuple[int, ...]  #: numbers of the notes that it does not honour, ascending
+    broken: tuple[Broken, ...]
+    opens: bool
+    jobs: int  #: rows found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One job of an image."""
+
+    id: str
+    state: str
+    fence: int | None = None
+    key: str | None = None
+    payload: str | None = None  #: JSON text
+
+
+class VouchingLocks(KernelLocks):
+    """The kernel's locks, on a file system that stands for a disk: it keeps what it was given.
+
+    An image lies in memory because it is looked at for a millisecond. Durability was decided when
+    it was rebuilt.
+    """
+
+    def refusal(self, path: str, durability: str) -> None:
+        """Refuse no level."""
+
+
+def read_told(text: bytes) -> Told | None:
+    """Read a note; None when it is not an answer of the queue."""
+    try:
+        record = json.loads(text)
+    except ValueError:
+        return None
+    if not isinstance(record, dict) or record.get("job") is None:
+        return None
+    names = ("fence", "value", "asked")
+    return Told(f=record["f"], job=str(record["job"]), **{name: record.get(name) for name in names})
+
+
+class Checker:
+    """Checks images of one target in one folder, over and over."""
+
+    def __init__(self, target: Target, place: Path, told: Sequence[Told | None]) -> None:
+        """Check in `place`, which is emptied for each image; `told` are all notes of the run."""
+        self._target: Any = target
+        self._place = place
+        self._database = place / str(getattr(target, "database", "queue.db"))
+        self._told = told
+        self._contract: Contract = target.contract
+        self._asked: dict[str, Mapping[str, Any]] = {}  # Queue's id -> the job as asked for.
+        for fact in told:
+            if fact is not None and fact.f == "enqueue" and fact.asked is not None:
+                self._asked.setdefault(fact.job, fact.asked)
+        self._bodies: dict[str, tuple[Mapping[str, Any], str]] = {}
+        self._mapping: AuditMapping | None = target.audit
+
+    def check(self, image: Mapping[str, bytes]) -> Outcome:
+        """Lay the image out, open it, and say what is wrong with it."""
+        lay_out(self._place, image)
+        broken: list[Broken] = []
+        try:
+            with self._opened() as (queue, recover):
+                before, after = self._look(recover, queue, broken)
+        except Exception as error:
+            # Whatever the target raises on a file that a power cut left is the finding itself.
+            story = f"the file does not open after the cut: {type(error).__name__}: {error}"
+            broken.append(Broken(promise="P16", job=None, story=story[:500]))
+            facts = range(len(self._told))
+            lost = tuple(n for n in facts if self._told[n] is not None)[:FINDINGS_MAX]
+            return Outcome(unhonoured=lost, broken=tuple(broken), opens=False, jobs=0)
+        unhonoured = tuple(self._unhonoured(before, after))
+        kept = tuple(broken[:FINDINGS_MAX])
+        return Outcome(unhonoured=unhonoured, broken=kept, opens=True, jobs=len(before))
+
+    @contextmanager
+    def _opened(self) -> Iterator[tuple[Any, Callable[[], None]]]:
+        """Open the image with the target; give it, and what it does after a crash."""
+        if level(self._target) >= 2:
+            # Another boot: no deadline of before means anything, each lease must be watched out.
+            clock = ManualClock(ident="after the power cut")
+            queue = self._target.open(self._place, Host(lock=VouchingLocks(), clock=clock))
+        else:
+            clock, queue = None, self._target.client(self._place)
+
+        def recover() -> None:
+            reap = getattr(queue, "reap", None)
+            if reap is not None and clock is not None:
+                reap()
+                clock.advance(AFTER_CUT_SECONDS)
+                reap()
+
+        with closing(queue):
+            yield queue, recover
+
+    def _look(
+        self, recover: Callable[[], None], queue: Any, broken: list[Broken]
+    ) -> tuple[dict[str, Row], dict[str, Row]]:
+        with closing(sqlite3.connect(self._database, isolation_level=None)) as db:
+            before = self._rows(db)
+            recover()
+            after = self._rows(db)
+            broken += whole(db)
+            broken += moves(before, after, self._contract)
+            broken += keys(after)
+            broken += self._effects(db, before)
+        broken += sums(before, after, getattr(queue, "counts", None))
+        broken += self._dead_letters(after)
+        return before, after
+
+    def _rows(self, db: sqlite3.Connection) -> dict[str, Row]:
+        mapping = self._mapping
+        if mapping is None:
+            return {
+                str(row.id): Row(
+                    id=str(row.id), state=row.state, fence=row.fence, key=row.key,
+                    payload=json.dumps(row.payload, ensure_ascii=False),
+                )
+                for row in self._target.snapshot(self._place)
+            }  # fmt: skip
+        # The mapping's expressions are over NEW; here every row of the table is one.
+        columns = (mapping.id, mapping.state, mapping.fence, mapping.key, mapping.payload)
+        select = ", ".join(column or "NULL" for column in columns)
+        query = f"SELECT {select} FROM {mapping.table} AS NEW"  # noqa: S608 - the adapter's words
+        words = mapping.states
+        return {
+            str(id_): Row(
+                id=str(id_), state=words.get(state, state), fence=fence, key=key, payload=payload
+            )
+            for id_, state, fence, key, payload in db.execute(query)
+        }
+
+    def _body(self, row: Row) -> tuple[Mapping[str, Any], str]:
+        """Return a row's payload and its digest; the same text is decoded once."""
+        text = row.payload or "null"
+        found = self._bodies.get(text)
+        if found is None:
+            payload = json.loads(text)
+            found = payload if isinstance(payload, dict) else {}, payload_digest(payload)
+            self._bodies[text] = found
+        return found
+
+    def _unhonoured(self, before: Mapping[str, Row], after: Mapping[str, Row]) -> Iterator[int]:
+        for number, fact in enumerate(self._told):
+            if fact is not None and not self._honours(fact, before.get(fact.job), after):
+                yield number
+
+    def _honours(self, fact: Told, row: Row | None, after: Mapping[str, Row]) -> bool:
+        if row is None or fact.job not in after:
+            return False
+        if fact.f == "enqueue":
+            asked = fact.asked or {}
+            known = asked.get("digest")
+            return known is None or known == self._body(row)[1]
+        if fact.fence is not None and row.fence is not None and row.fence < fact.fence:
+            return False
+        if fact.f == "ack":
+            return row.state == "succeeded" and after[fact.job].state == "succeeded"
+        if fact.f == "cancel":
+            return fact.value is not True or row.state == "cancelled"
+        if fact.f in ENDING:
+            return row.state != "leased" or row.fence != fact.fence
+        return True
+
+    def _effects(self, db: sqlite3.Connection, rows: Mapping[str, Row]) -> Iterator[Broken]:
+        """P6 at level transaction: the effect in the table, and the ack, or neither."""
+        if self._contract.promised("P6") != "transaction":
+            return
+        found = Counter(job for (job,) in db.execute("SELECT job FROM chaos_effect"))
+        for row in rows.values():
+            body, _ = self._body(row)
+            if body.get("sink") != "table":
+                continue
+            count, name = found[str(body.get("id"))], row.state
+            if count > 1 or (count == 1) != (name == "succeeded"):
+                story = f"job {row.id} is {name} and its effect in the table happened {count} times"
+                yield Broken(promise="P6", job=row.id, story=story)
+
+    def _dead_letters(self, rows: Mapping[str, Row]) -> Iterator[Broken]:
+        """P13: a dead job has its payload, its error, and one entry for each ended delivery."""
+        dead = {id_ for id_, row in rows.items() if row.state == "dead"}
+        if not dead or not self._contract.promised("P13"):
+            return
+        for job in self._target.snapshot(self._place):
+            id_ = str(job.id)
+            if id_ not in dead:
+                continue
+            asked = self._asked.get(id_, {}).get("digest")
+            if asked is not None and payload_digest(job.payload) != asked:
+                yield Broken(promise="P13", job=id_, story=f"dead job {id_} has another payload")
+            if not job.error:
+                yield Broken(promise="P13", job=id_, story=f"dead job {id_} has no error")
+            if job.history is not None and len(job.history) != job.attempts:
+                story = f"dead job {id_} ran {job.attempts} times and keeps {len(job.history)}"
+                yield Broken(promise="P13", job=id_, story=story)
+
+
+def lay_out(place: Path, image: Mapping[str, bytes]) -> None:
+    """Make the folder hold exactly these files."""
+    if place.exists():
+        for entry in os.scandir(place):
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path)
+            else:
+                with suppress(FileNotFoundError):
+                    os.unlink(entry.path)
+    else:
+        place.mkdir(parents=True)
+    for name, content in image.items():
+        path = place / name
+        if "/" in name:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "wb", buffering=0) as file:
+            file.write(content)
+
+
+def whole(db: sqlite3.Connection) -> Iterator[Broken]:
+    """P16: SQLite finds the file whole, and every reference has its row."""
+    (word,) = db.execute("PRAGMA integrity_check(1)").fetchone()
+    if word != "ok":
+        yield Broken(promise="P16", job=None, story=f"integrity_check says: {word}"[:300])
+    loose = db.execute("PRAGMA foreign_key_check").fetchone()
+    if loose is not None:
+        yield Broken(promise="P16", job=None, story=f"foreign_key_check finds {loose}"[:300])
+
+
+def moves(
+    before: Mapping[str, Row], after: Mapping[str, Row], contract: Contract
+) -> Iterator[Broken]:
+    """P7: each state is one of the contract's, and recovery moves along its edges."""
+    legal = states_of(contract)
+    for id_, row in before.items():
+        if legal and row.state not in legal:
+            yield Broken(promise="P7", job=id_, story=f"job {id_} is in state {row.state!r}")
+        now = after.get(id_)
+        if now is not None and contract.edges and not contract.allows(row.state, now.state):
+            story = f"recovery moved job {id_} from {row.state} to {now.state}"
+            yield Broken(promise="P7", job=id_, story=story)
+
+
+def states_of(contract: Contract) -> frozenset[str]:
+    """Return every state that the contract's edges name; empty when it has none."""
+    named = {old for old in contract.edges if old != "start"}
+    named |= {new for news in contract.edges.values() for new in news if new != "deleted"}
+    return frozenset(named)
+
+
+def keys(rows: Mapping[str, Row]) -> Iterator[Broken]:
+    """P12: a key has one live job."""
+    live = Counter(
+        row.key for row in rows.values() if row.key is not None and row.state not in TERMINAL
+    )
+    for key, count in live.items():
+        if count > 1:
+            yield Broken(promise="P12", job=None, story=f"key {key!r} has {count} live jobs")
+
+
+def sums(
+    before: Mapping[str, Row],
+    after: Mapping[str, Row],
+    counts: Callable[[], Mapping[str, int]] | None,
+) -> Iterator[Broken]:
+    """P14: recovery makes and loses no job, and the queue counts what is there."""
+    if before.keys() != after.keys():
+        changed = sorted(before.keys() ^ after.keys())[:5]
+        yield Broken(promise="P14", job=changed[0], story=f"recovery made or lost jobs {changed}")
+    if counts is None:
+        return
+    told = {state: count for state, count in counts().items() if count}
+    found = dict(Counter(row.state for row in after.values()))
+    if told != found:
+        yield Broken(promise="P14", job=None, story=f"it counts {told} and holds {found}")

@@ -1,0 +1,422 @@
+"""The disk as a power cut may leave it, rebuilt from the shim's log: pure functions and values.
+
+`compile_tape` turns the log into steps. A `Disk` plays them one after the other and gives, at any
+of them, the files that a power cut would leave under a policy. The rules:
+
+- The data of a write is durable when the write had *ended* before a sync of its file *began*, and
+  that sync has ended without an error. A write that ended while the sync was under way may have
+  missed it. Until then it is *pending*, from the moment it began: a policy decides what of it
+  reached the disk.
+- A name (open that creates, rename, unlink, link) is durable when a sync of its folder, begun after
+  it, has ended. ext4 keeps more than that; a queue should not need it.
+- A file is its key, not its name: a -wal that was deleted and made again is another file.
+- A write without a logged end belongs to a killed process. Two worlds: it never happened, or it
+  happened at once.
+
+What is not a disk's is left out: the -shm and the files that are only locks.
+"""
+
+import hashlib
+import os
+import random
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import PurePath
+from typing import Final
+
+from killproof_chaos.shim.calls import SYNCS, File, Kind
+from killproof_chaos.shim.log import NO_KEY, Begin, End, FileKey, Note, Record, Seen
+
+#: What a disk writes whole or not at all.
+SECTOR_BYTES: Final = 512
+#: Files that hold nothing which a power cut could take.
+NOT_ON_DISK: Final = frozenset(
+    {File.NONE, File.SHM, File.TURNSTILE, File.GATE, File.WORKERS, File.DIRECTORY}
+)
+NAMES: Final = frozenset({Kind.RENAME, Kind.UNLINK, Kind.LINK})
+
+
+class Policy(StrEnum):
+    """What becomes of everything that is pending."""
+
+    KEEP = "keep"  #: all of it is on the disk
+    DROP = "drop"  #: none of it
+    SUBSET = "subset"  #: each write by a coin; names up to a random one
+    TORN = "torn"  #: each 512-byte sector by a coin; names up to a random one
+    METADATA = "metadata"  #: data is there; names, sizes and truncations may be missing
+
+
+class World(StrEnum):
+    """What a write without a logged end did."""
+
+    HAPPENED = "happened"
+    NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A write, or a new size, of one file."""
+
+    seq: int  #: record at which it began
+    end: int | None  #: record at which it had ended; None: its process was killed in it
+    key: FileKey
+    at: int  #: offset of the data
+    data: bytes
+    size: int | None = None  #: of a truncate: the size that it makes
+    grows: bool = False  #: of an allocation: it never makes a file shorter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """A change of names: each name in `names` becomes a name of that key, or of none."""
+
+    seq: int  #: record at which it had ended
+    names: tuple[tuple[str, FileKey | None], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sync:
+    """A sync that succeeded."""
+
+    began: int
+    seq: int  #: record at which it had ended
+    key: FileKey
+    folder: str | None = None  #: of a folder: its name, relative to the root, "" for the root
+
+
+Step = Change | Move | Sync
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tape:
+    """What happened, in order."""
+
+    #: what was on the disk before the first record: name -> (key, content)
+    initial: Mapping[str, tuple[FileKey, bytes]]
+    steps: tuple[Step, ...]
+    notes: tuple[Note, ...]
+    unended: int  #: writes without a logged end; with any, both worlds are to be tried
+
+    def notes_before(self, step: int) -> int:
+        """Return how many notes precede the step after this one: the disk is the same until it."""
+        limit = self.steps[step + 1].seq if step + 1 < len(self.steps) else None
+        if limit is None:
+            return len(self.notes)
+        low, high = 0, len(self.notes)
+        while low < high:
+            middle = (low + high) // 2
+            if self.notes[middle].seq < limit:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+
+def compile_tape(
+    records: Iterable[Record],
+    *,
+    root: str,
+    initial: Mapping[str, tuple[FileKey, bytes]],
+    world: World = World.HAPPENED,
+) -> Tape:
+    """Turn the records into steps.
+
+    Args:
+        records: the whole log, in order.
+        root: the folder that was watched, real path; names are relative to it.
+        initial: the files that were there, and durable, before the first record.
+        world: what a write without an end did.
+    """
+    everything = list(records)
+    ends = {(r.slot, r.call): r for r in everything if isinstance(r, End)}
+    compiler = _Compiler(root=root, ends=ends, world=world)
+    compiler.names = {name: key for name, (key, _) in initial.items()}
+    for record in everything:
+        compiler.take(record)
+    compiler.steps.sort(key=lambda step: step.seq)
+    notes = tuple(record for record in everything if isinstance(record, Note))
+    return Tape(
+        initial=dict(initial), steps=tuple(compiler.steps), notes=notes, unended=compiler.unended
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class _Compiler:
+    """The state of one pass over the log."""
+
+    root: str
+    ends: Mapping[tuple[int, int], End]
+    world: World
+    names: dict[str, FileKey] = field(default_factory=dict)
+    begins: dict[tuple[int, int], Begin] = field(default_factory=dict)
+    folders: dict[FileKey, str] = field(default_factory=dict)
+    gone: set[FileKey] = field(default_factory=set)
+    steps: list[Step] = field(default_factory=list)
+    unended: int = 0
+
+    def take(self, record: Record) -> None:
+        if isinstance(record, Begin):
+            self.begins[record.slot, record.call] = record
+            self._begin(record, self.ends.get((record.slot, record.call)))
+        elif isinstance(record, End) and record.is_done:
+            self._end(self.begins[record.slot, record.call], record)
+        elif isinstance(record, Seen):
+            name = self._name(record.path)
+            if record.file == File.DIRECTORY:
+                self.folders[record.key] = name
+            elif record.file not in NOT_ON_DISK and self.names.get(name) != record.key:
+                self._bind(record.seq, name, record.key)
+
+    def _begin(self, begin: Begin, end: End | None) -> None:
+        """Writes and sizes are pending from here on; one that failed did nothing."""
+        if begin.file in NOT_ON_DISK or (end is not None and not end.is_done):
+            return
+        if begin.kind not in (Kind.WRITE, Kind.TRUNCATE, Kind.ALLOCATE):
+            if end is None and begin.kind in NAMES:
+                self.unended += 1
+                if self.world is World.HAPPENED:
+                    self._rename(begin, begin.seq, begin.key)
+            return
+        if end is None:
+            self.unended += 1
+            # Appended by a killed process: nobody knows where; it was never acknowledged either.
+            if self.world is World.NEVER or (begin.kind == Kind.WRITE and begin.at < 0):
+                return
+        ended = begin.seq if end is None else end.seq
+        at = begin.at if end is None else end.at
+        if begin.kind == Kind.WRITE:
+            done = len(begin.data) if end is None else end.result
+            change = Change(seq=begin.seq, end=ended, key=begin.key, at=at, data=begin.data[:done])
+        else:
+            grows = begin.kind == Kind.ALLOCATE
+            size = begin.length + (max(begin.at, 0) if grows else 0)
+            change = Change(
+                seq=begin.seq, end=ended, key=begin.key, at=0, data=b"", size=size, grows=grows
+            )
+        self.steps.append(change)
+
+    def _end(self, begin: Begin, end: End) -> None:
+        """Names and syncs take effect where the call has returned."""
+        if end.kind in SYNCS:
+            folder = self.folders.get(begin.key)
+            if begin.file == File.DIRECTORY and folder is None:
+                return  # A folder that nobody opened under a name we know: it vouches for nothing.
+            if begin.file == File.DIRECTORY or begin.file not in NOT_ON_DISK:
+                self.steps.append(Sync(began=begin.seq, seq=end.seq, key=begin.key, folder=folder))
+        elif end.kind == Kind.OPEN and begin.file == File.DIRECTORY:
+            self.folders[end.key] = self._name(begin.path)
+        elif end.kind == Kind.OPEN and begin.file not in NOT_ON_DISK:
+            name = self._name(begin.path)
+            if begin.flags & os.O_CREAT and self.names.get(name) != end.key:
+                self._bind(end.seq, name, end.key)
+            if begin.flags & os.O_TRUNC:
+                self.steps.append(
+                    Change(seq=end.seq, end=end.seq, key=end.key, at=0, data=b"", size=0)
+                )
+        elif end.kind in NAMES and begin.file not in NOT_ON_DISK:
+            self._rename(begin, end.seq, begin.key)
+
+    def _bind(self, seq: int, name: str, key: FileKey) -> None:
+        # A file that lost its name gets none by an open: that open's end was only logged late.
+        if key not in self.gone and key != NO_KEY:
+            self.names[name] = key
+            self.steps.append(Move(seq=seq, names=((name, key),)))
+
+    def _rename(self, begin: Begin, seq: int, key: FileKey) -> None:
+        source, target = self._name(begin.path), self._name(begin.target)
+        known = self.names.get(source, None if key == NO_KEY else key)
+        changed: list[tuple[str, FileKey | None]] = []
+        if begin.kind in (Kind.RENAME, Kind.UNLINK):
+            self.names.pop(source, None)
+            changed.append((source, None))
+        if begin.kind in (Kind.RENAME, Kind.LINK):
+            if known is not None:
+                self.names[target] = known
+            changed.append((target, known))
+        elif known is not None and known not in self.names.values():
+            self.gone.add(known)
+        self.steps.append(Move(seq=seq, names=tuple(changed)))
+
+    def _name(self, path: str) -> str:
+        return os.path.normpath(path).removeprefix(self.root).lstrip("/") if path else ""
+
+
+@dataclass(slots=True)
+class _Pending:
+    change: Change
+    durable: bool = False
+
+
+@dataclass(slots=True)
+class _Content:
+    """One file: what is durable from its beginning on, then what came later, in order."""
+
+    base: bytearray
+    later: list[_Pending] = field(default_factory=list)
+
+    def sync(self, began: int) -> None:
+        for pending in self.later:
+            end = pending.change.end
+            if end is not None and end < began:
+                pending.durable = True
+        while self.later and self.later[0].durable:
+            _apply(self.base, self.later.pop(0).change)
+
+
+class Disk:
+    """Plays a tape forward; gives the files that a power cut would leave."""
+
+    def __init__(self, tape: Tape) -> None:
+        """Stand before the first step."""
+        self._tape = tape
+        self.step = -1  #: the step that was played last
+        self._names = {name: key for name, (key, _) in tape.initial.items()}
+        self._moves: list[Move] = []  # Those that no folder's sync has made durable.
+        self._contents = {
+            key: _Content(bytearray(content)) for key, content in tape.initial.values()
+        }
+
+    def play(self, step: int) -> None:
+        """Play up to and with this step; never backwards."""
+        assert step >= self.step
+        while self.step < step:
+            self.step += 1
+            self._take(self._tape.steps[self.step])
+
+    def image(self, policy: Policy, source: random.Random) -> dict[str, bytes]:
+        """Return the files, by name relative to the root, that a power cut here would leave.
+
+        Args:
+            policy: what becomes of what is pending.
+            source: of randomness, where the policy draws.
+        """
+        names = dict(self._names)
+        for move in self._moves_kept(policy, source):
+            _rebind(names, move)
+        return {
+            name: _content(self._contents.get(key), policy, source)
+            for name, key in sorted(names.items())
+        }
+
+    @property
+    def pending(self) -> int:
+        """How many writes, sizes and names are not durable."""
+        writes = sum(
+            not pending.durable for content in self._contents.values() for pending in content.later
+        )
+        return writes + len(self._moves)
+
+    def _take(self, step: Step) -> None:
+        if isinstance(step, Change):
+            content = self._contents.setdefault(step.key, _Content(bytearray()))
+            content.later.append(_Pending(step))
+        elif isinstance(step, Move):
+            self._moves.append(step)
+        elif step.folder is not None:
+            self._sync_folder(step)
+        elif step.key in self._contents:
+            self._contents[step.key].sync(step.began)
+
+    def _sync_folder(self, sync: Sync) -> None:
+        left = []
+        for move in self._moves:
+            folders = {_folder(name) for name, _ in move.names}
+            if move.seq < sync.began and folders == {sync.folder}:
+                _rebind(self._names, move)
+            else:
+                left.append(move)
+        self._moves = left
+
+    def _moves_kept(self, policy: Policy, source: random.Random) -> list[Move]:
+        """Return which pending names are on the disk: a folder's changes get there in order."""
+        if policy is Policy.KEEP:
+            return self._moves
+        if policy is Policy.DROP or not self._moves:
+            return []
+        return self._moves[: source.randint(0, len(self._moves))]
+
+
+def digest(image: Mapping[str, bytes]) -> bytes:
+    """Return what two images share if and only if they are equal."""
+    found = hashlib.blake2b(digest_size=16)
+    for name, content in sorted(image.items()):
+        found.update(f"{name}\0{len(content)}\0".encode(errors="surrogateescape"))
+        found.update(content)
+    return found.digest()
+
+
+def _folder(name: str) -> str:
+    parent = str(PurePath(name).parent)
+    return "" if parent == "." else parent
+
+
+def _rebind(names: dict[str, FileKey], move: Move) -> None:
+    for name, key in move.names:
+        if key is None:
+            names.pop(name, None)
+        else:
+            names[name] = key
+
+
+def _content(content: _Content | None, policy: Policy, source: random.Random) -> bytes:
+    if content is None:
+        return b""
+    if not content.later:
+        return bytes(content.base)
+    made = bytearray(content.base)
+    for pending in content.later:
+        if pending.durable or policy is Policy.KEEP:
+            _apply(made, pending.change)
+        elif policy is Policy.SUBSET:
+            if source.random() < 0.5:
+                _apply(made, pending.change)
+        elif policy is Policy.TORN:
+            _tear(made, pending.change, source)
+        elif policy is Policy.METADATA and (pending.change.size is None or source.random() < 0.5):
+            _apply(made, pending.change)
+    if policy is Policy.METADATA:
+        _forget_size(made, content, source)
+    return bytes(made)
+
+
+def _apply(made: bytearray, change: Change) -> None:
+    if change.size is not None:
+        if len(made) < change.size:
+            made.extend(bytes(change.size - len(made)))
+        elif not change.grows:
+            del made[change.size :]
+        return
+    if len(made) < change.at:
+        made.extend(bytes(change.at - len(made)))
+    made[change.at : change.at + len(change.data)] = change.data
+
+
+def _tear(made: bytearray, change: Change, source: random.Random) -> None:
+    """Apply each sector of a write by a coin; a size changes whole or not at all."""
+    if change.size is not None:
+        if source.random() < 0.5:
+            _apply(made, change)
+        return
+    at, end = change.at, change.at + len(change.data)
+    while at < end:
+        until = min(end, at - at % SECTOR_BYTES + SECTOR_BYTES)
+        if source.random() < 0.5:
+            data = change.data[at - change.at : until - change.at]
+            _apply(made, Change(seq=change.seq, end=change.end, key=change.key, at=at, data=data))
+        at = until
+
+
+def _forget_size(made: bytearray, content: _Content, source: random.Random) -> None:
+    """Make what lies beyond the durable size missing, or zeros: the size came first."""
+    durable = bytearray(content.base)
+    for pending in content.later:
+        if pending.durable:
+            _apply(durable, pending.change)
+    if len(made) <= len(durable):
+        return
+    draw = source.random()
+    if draw < 0.5:
+        del made[source.randint(len(durable), len(made)) :]
+    elif draw < 0.75:
+        made[len(durable) :] = bytes(len(made) - len(durable))

@@ -1,0 +1,143 @@
+"""Images checked side by side: one forked process for each core, each with a disk of its own.
+
+A process plays the tape forward only, so it is handed chunks of points in rising order; what the
+parent has read (the log, the target's modules) it shares without copying. Nothing is started
+twice, and an image costs neither an interpreter nor an import.
+"""
+
+import multiprocessing
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Final
+
+from killproof_chaos.engines.disk_check import Checker, Outcome, Told
+from killproof_chaos.engines.disk_model import Disk, Policy, Tape, World, digest
+from killproof_evidence.target import Target
+
+#: Points handed out at once: few enough to end together, enough not to wait for the next.
+CHUNK_POINTS: Final = 8
+
+
+class CheckFailed(RuntimeError):
+    """A checking process ended or raised: it says nothing of the queue."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """What was found at one point, under one policy."""
+
+    step: int
+    policy: Policy
+    world: World
+    digest: bytes
+    pending: int  #: writes, sizes and names that were not durable there
+    notes: int  #: that had been written by then
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """All that the checking processes share."""
+
+    target: Target
+    tapes: dict[World, Tape]
+    told: tuple[Told | None, ...]
+    policies: tuple[Policy, ...]
+    seed: int
+    folder: Path  #: where images are laid out, in RAM if there is any
+
+
+def check_all(work: Work, points: Sequence[tuple[World, int]], cores: int) -> Iterator[Image]:
+    """Check every policy at every point; yield as they come, chunks in any order.
+
+    Raises:
+        CheckFailed: a process ended before its work did.
+    """
+    chunks = [points[at : at + CHUNK_POINTS] for at in range(0, len(points), CHUNK_POINTS)]
+    context = multiprocessing.get_context("fork")
+    crew: dict[Connection, multiprocessing.process.BaseProcess] = {}
+    try:
+        for number in range(min(cores, len(chunks))):
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=_work, args=(theirs, work, work.folder / f"image-{number}"), daemon=True
+            )
+            process.start()
+            theirs.close()
+            crew[ours] = process
+            ours.send(chunks.pop(0))
+        while crew:
+            for ready in wait([*crew, *(process.sentinel for process in crew.values())]):
+                if isinstance(ready, Connection):
+                    yield from _received(ready)
+                    if chunks:
+                        ready.send(chunks.pop(0))
+                    else:
+                        ready.send(None)
+                        crew.pop(ready).join()
+                        ready.close()
+                    continue
+                dead = [p for c, p in crew.items() if p.sentinel == ready and not c.poll()]
+                if dead:
+                    raise CheckFailed(f"a checking process ended with status {dead[0].exitcode}")
+    finally:
+        for connection, process in crew.items():
+            process.terminate()
+            process.join()
+            connection.close()
+
+
+def _received(connection: Connection) -> list[Image]:
+    try:
+        found = connection.recv()
+    except EOFError:
+        raise CheckFailed("a checking process ended in the middle of its answer") from None
+    if isinstance(found, str):
+        raise CheckFailed(f"a checking process failed: {found}")
+    images: list[Image] = found
+    return images
+
+
+def _work(channel: Connection, work: Work, place: Path) -> None:
+    """Check chunks until there are no more."""
+    checker = Checker(work.target, place, work.told)
+    disks: dict[World, Disk] = {}
+    seen: dict[bytes, Outcome] = {}
+    while (chunk := channel.recv()) is not None:
+        try:
+            found = [
+                image
+                for world, step in chunk
+                for image in _images(work, world, step, disks, checker, seen)
+            ]
+        except Exception as error:
+            channel.send(f"{type(error).__name__}: {error}")
+            return
+        channel.send(found)
+
+
+def _images(
+    work: Work,
+    world: World,
+    step: int,
+    disks: dict[World, Disk],
+    checker: Checker,
+    seen: dict[bytes, Outcome],
+) -> Iterator[Image]:
+    tape = work.tapes[world]
+    disk = disks.setdefault(world, Disk(tape))
+    disk.play(step)
+    notes, pending = tape.notes_before(step), disk.pending
+    for policy in work.policies:
+        source = random.Random(f"{work.seed} {step} {policy}")
+        files = disk.image(policy, source)
+        name = digest(files)
+        if name not in seen:
+            seen[name] = checker.check(files)
+        yield Image(
+            step=step, policy=policy, world=world, digest=name, pending=pending, notes=notes,
+            outcome=seen[name],
+        )  # fmt: skip

@@ -1,0 +1,179 @@
+"""Record one concurrent run of a queue under the shim: what is written, synced and told.
+
+Producers and workers are real processes on a real folder; a further program checkpoints. Nobody is
+killed: the power cut comes later, at every point of the log.
+"""
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from killproof_chaos.engines import disk_client
+from killproof_chaos.engines.crew import EngineFailed
+from killproof_chaos.engines.disk_model import NOT_ON_DISK
+from killproof_chaos.engines.finish import EFFECT_TABLE
+from killproof_chaos.shim.build import build
+from killproof_chaos.shim.calls import File
+from killproof_chaos.shim.control import Control
+from killproof_chaos.shim.environment import preload_environment
+from killproof_chaos.shim.log import Blind, FileKey, Record, Torn, file_key, read_log
+from killproof_evidence.store import Store
+from killproof_evidence.target import Target
+
+PRODUCERS: Final = 2
+WORKERS: Final = 3
+#: A run that takes longer is stuck.
+PRODUCE_SECONDS_MAX: Final = 120.0
+STOP_SECONDS_MAX: Final = 20.0
+#: For the jobs that are still in the queue; what is left then is left, a cut would do the same.
+DRAIN_SECONDS: Final = 0.4
+#: Suffixes of files that a power cut takes nothing from.
+NO_CONTENT: Final = ("-shm", ".turnstile", ".gate", ".workers")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """What a run left behind."""
+
+    root: str  #: the folder that was watched
+    initial: dict[str, tuple[FileKey, bytes]]  #: its files before the run
+    records: list[Record]
+    problems: list[str]  #: why it is not the whole truth; a verdict on it is unknown
+
+
+def record(target: Target, store: Store, *, seed: int, jobs: int) -> Recording:
+    """Run the queue and return what was recorded; the log stays in the store as disk.log.
+
+    Raises:
+        ShimUnavailable: there is no compiler, or it failed.
+        EngineFailed: a process could not do its part.
+    """
+    library = build()
+    place = Path(os.path.realpath(store.path)) / "live"
+    place.mkdir()
+    _prepare(target, place)
+    initial = _files(place, library)
+    promised = bool(target.contract.promised("P15"))
+    lists = disk_client.operations(seed, PRODUCERS, jobs, cancels=promised)
+    log = store.path / "disk.log"
+    with Control.create(store.path / "control", watch=place, log=log, armed=False) as control:
+        environment = os.environ | preload_environment(control, library=library)
+        _run(target, store, place, environment, lists)
+        problems = control.problems()
+    records = list(read_log(log))
+    return Recording(
+        root=str(place), initial=initial, records=records, problems=problems + _doubts(records)
+    )
+
+
+def _prepare(target: Target, place: Path) -> None:
+    try:
+        target.prepare(place)
+    except Exception as error:
+        raise EngineFailed(f"{target.name} makes no queue in {place}: {error}") from error
+    if target.contract.promised("P6") == "transaction":
+        with closing(sqlite3.connect(_database(target, place))) as db:
+            db.execute(EFFECT_TABLE)
+            db.commit()
+
+
+def _database(target: Target, place: Path) -> Path:
+    return place / str(getattr(target, "database", "queue.db"))
+
+
+def _files(place: Path, library: Path) -> dict[str, tuple[FileKey, bytes]]:
+    """Return the files as they are while nobody has them open."""
+    found = {}
+    for path in sorted(place.rglob("*")):
+        if path.is_file() and not path.name.endswith(NO_CONTENT):
+            key = file_key(path, library=library)
+            assert key is not None
+            found[str(path.relative_to(place))] = (key, path.read_bytes())
+    return found
+
+
+def _run(
+    target: Target,
+    store: Store,
+    place: Path,
+    environment: dict[str, str],
+    lists: Sequence[list[dict[str, Any]]],
+) -> None:
+    """Start everybody, wait for the producers, stop the rest."""
+    (store.path / "logs").mkdir()
+    base = environment | {
+        "KILLPROOF_STORE": str(store.path.resolve()),
+        "KILLPROOF_EFFECTS": str(store.effects.resolve()),
+    }
+    client = [sys.executable, "-m", disk_client.__name__]
+    producers, others = [], []
+    try:
+        for number in range(1, WORKERS + 1):
+            argv = target.worker_argv(place)
+            others.append(_start(f"w{number}.1", argv, base, store))
+        if (database := _database(target, place)).exists():
+            argv = [*client, "checkpoint", str(database)]
+            others.append(_start("checkpoint.1", argv, base, store))
+        for number, operations in enumerate(lists, 1):
+            path = store.path / f"operations-{number}.json"
+            path.write_text(json.dumps(operations, ensure_ascii=False), encoding="utf-8")
+            argv = [*client, "produce", target.name, str(place)]
+            told = base | {"KILLPROOF_OPERATIONS": str(path.resolve())}
+            producers.append(_start(f"p{number}.1", argv, told, store))
+        _wait(producers, PRODUCE_SECONDS_MAX, store)
+        time.sleep(DRAIN_SECONDS)
+        for process in others:
+            process.send_signal(signal.SIGTERM)
+        _wait(others, STOP_SECONDS_MAX, store)
+    finally:
+        for process in (*producers, *others):
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+def _start(
+    name: str, argv: Sequence[str], environment: dict[str, str], store: Store
+) -> "subprocess.Popen[bytes]":
+    with open(store.path / "logs" / f"{name}.log", "wb") as out:
+        return subprocess.Popen(
+            argv,
+            env=environment | {"KILLPROOF_PROCESS": name},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+        )
+
+
+def _wait(processes: Sequence["subprocess.Popen[bytes]"], seconds: float, store: Store) -> None:
+    deadline = time.monotonic() + seconds
+    for process in processes:
+        try:
+            status = process.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            raise EngineFailed(
+                f"a process did not end within {seconds:g} s: see {store.path / 'logs'}"
+            ) from None
+        if status != 0:
+            raise EngineFailed(f"a process ended with status {status}: see {store.path / 'logs'}")
+
+
+def _doubts(records: Sequence[Record]) -> list[str]:
+    found = []
+    blind = {r.file.name.lower() for r in records if isinstance(r, Blind)}
+    blind -= {file.name.lower() for file in NOT_ON_DISK - {File.DIRECTORY}}
+    if blind:
+        found.append(f"stores into mapped files are not seen: {', '.join(sorted(blind))}")
+    torn = sum(isinstance(record, Torn) for record in records)
+    if torn:
+        found.append(f"{torn} records of the disk's log are torn")
+    return found
