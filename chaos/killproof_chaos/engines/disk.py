@@ -210,7 +210,7 @@ def _write_lost(store: Store, findings: Findings, facts: disk_words.Facts) -> No
             named = [disk_words.fact(facts, number) for number in gone[:NAMED_MAX]]
             lines.append(
                 {
-                    "record": facts.tape.steps[image.step].seq,
+                    "record": disk_words.moment(facts, image),
                     "step": image.step,
                     "policy": image.policy,
                     "world": image.world,

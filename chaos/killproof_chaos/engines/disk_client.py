@@ -1,9 +1,10 @@
 """The processes of a recorded run: producers, and a program that checkpoints in between.
 
-`python -m killproof_chaos.engines.disk_client produce TARGET PLACE NAME` plays the operations of
-the file `$KILLPROOF_OPERATIONS`, as fast as the queue answers. `... checkpoint DATABASE` is another
-program: it copies the log back and lets it start anew, which a queue with a large log would hardly
-do within a run of a second. It is never PASSIVE, and never at synchronous=OFF.
+`python -m killproof_chaos.engines.disk_client produce TARGET PLACE` plays the operations of
+the file `$KILLPROOF_OPERATIONS` as fast as the queue answers, once the file `$KILLPROOF_GO` is
+there, and so everybody at work. `... checkpoint DATABASE` is another program: it copies the log
+back and lets it start anew, which a queue with a large log would hardly do within a run of a
+second. It is never PASSIVE, and never at synchronous=OFF.
 """
 
 import json
@@ -22,8 +23,9 @@ from killproof_chaos.workload import Job
 from killproof_evidence.evidence import payload_digest
 from killproof_evidence.target import Client
 
-CHECKPOINT_SECONDS: Final = 0.06
-MODES: Final = ("FULL", "RESTART", "TRUNCATE")
+CHECKPOINT_SECONDS: Final = 0.01
+LOOK_SECONDS: Final = 0.005
+MODES: Final = ("RESTART", "FULL", "TRUNCATE")
 
 
 def operations(
@@ -71,7 +73,10 @@ def produce(name: str, place: Path) -> None:
     path = Path(os.environ["KILLPROOF_OPERATIONS"])
     recorder = open_recorder(process_name())
     ids: dict[str, int | str] = {}
+    go = Path(os.environ["KILLPROOF_GO"])
     with closing(targets.load(name).client(place)) as client:
+        while not go.exists() and not stopped.wait(LOOK_SECONDS):
+            pass
         for operation in json.loads(path.read_text(encoding="utf-8")):
             if stopped.is_set():
                 break

@@ -34,6 +34,8 @@ WORKERS: Final = 3
 #: A run that takes longer is stuck.
 PRODUCE_SECONDS_MAX: Final = 120.0
 STOP_SECONDS_MAX: Final = 20.0
+OPEN_SECONDS_MAX: Final = 30.0
+OPEN_LOOK_SECONDS: Final = 0.01
 #: For the jobs that are still in the queue; what is left then is left, a cut would do the same.
 DRAIN_SECONDS: Final = 0.4
 #: Suffixes of files that a power cut takes nothing from.
@@ -67,7 +69,7 @@ def record(target: Target, store: Store, *, seed: int, jobs: int) -> Recording:
     log = store.path / "disk.log"
     with Control.create(store.path / "control", watch=place, log=log, armed=False) as control:
         environment = os.environ | preload_environment(control, library=library)
-        _run(target, store, place, environment, lists)
+        _run(target, store, place, control, environment, lists)
         problems = control.problems()
     records = list(read_log(log))
     return Recording(
@@ -105,6 +107,7 @@ def _run(
     target: Target,
     store: Store,
     place: Path,
+    control: Control,
     environment: dict[str, str],
     lists: Sequence[list[dict[str, Any]]],
 ) -> None:
@@ -113,6 +116,7 @@ def _run(
     base = environment | {
         "KILLPROOF_STORE": str(store.path.resolve()),
         "KILLPROOF_EFFECTS": str(store.effects.resolve()),
+        "KILLPROOF_GO": str(store.path.resolve() / "go"),
     }
     client = [sys.executable, "-m", disk_client.__name__]
     producers, others = [], []
@@ -129,6 +133,8 @@ def _run(
             argv = [*client, "produce", target.name, str(place)]
             told = base | {"KILLPROOF_OPERATIONS": str(path.resolve())}
             producers.append(_start(f"p{number}.1", argv, told, store))
+        _wait_until_open(control, [*producers, *others], store)
+        (store.path / "go").touch()
         _wait(producers, PRODUCE_SECONDS_MAX, store)
         time.sleep(DRAIN_SECONDS)
         for process in others:
@@ -152,6 +158,23 @@ def _start(
             stdout=out,
             stderr=out,
         )
+
+
+def _wait_until_open(
+    control: Control, processes: Sequence["subprocess.Popen[bytes]"], store: Store
+) -> None:
+    """Wait until each has opened the queue: a run in which one starts late is hardly concurrent."""
+    deadline = time.monotonic() + OPEN_SECONDS_MAX
+    while True:
+        opened = {process.pid for process in control.processes() if process.total}
+        missing = [process for process in processes if process.pid not in opened]
+        if not missing:
+            return
+        if any(process.poll() is not None for process in missing):
+            raise EngineFailed(f"a process ended before it began: see {store.path / 'logs'}")
+        if time.monotonic() > deadline:
+            raise EngineFailed(f"a process did not open the queue: see {store.path / 'logs'}")
+        time.sleep(OPEN_LOOK_SECONDS)
 
 
 def _wait(processes: Sequence["subprocess.Popen[bytes]"], seconds: float, store: Store) -> None:

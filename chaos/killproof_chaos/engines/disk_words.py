@@ -60,6 +60,12 @@ def seen(recording: Recording, tape: Tape) -> Seen:
     )
 
 
+def moment(facts: Facts, image: Image) -> int:
+    """Return the record that the cut comes behind: the last note of which the disk is as here."""
+    at = facts.tape.steps[image.step].seq
+    return max(at, facts.tape.notes[image.notes - 1].seq) if image.notes else at
+
+
 def fact(facts: Facts, number: int) -> dict[str, Any]:
     """Return an acknowledgement as an object of lost.jsonl."""
     told = facts.told[number]
@@ -79,7 +85,7 @@ def loss(facts: Facts, image: Image, gone: Sequence[int]) -> str:
         what += f" ({told.asked['id']})"
     if told.fence is not None:
         what += f" under fence {told.fence}"
-    at = facts.tape.steps[image.step].seq
+    at = moment(facts, image)
     more = f" and {len(gone) - 1} more are" if len(gone) > 1 else " is"
     return (
         f"the power is cut after record {at} (policy {image.policy}): the {what}, "
@@ -91,7 +97,7 @@ def witness(
     facts: Facts, image: Image, job: str | None, story: str, note: int | None = None
 ) -> dict[str, Any]:
     """Return a witness as verdict.json holds it: the story, and the records around the point."""
-    at = facts.tape.steps[image.step].seq
+    at = moment(facts, image)
     if note is None:
         story = f"the power is cut after record {at} (policy {image.policy}): {story}"
     records = facts.recording.records
