@@ -18,7 +18,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from killproof_chaos import coverage, doctor, plan, summary, targets, workload
+from killproof_chaos import (
+    coverage,
+    crash_command,
+    disk_command,
+    doctor,
+    plan,
+    summary,
+    targets,
+    workload,
+)
 from killproof_chaos.display import shown
 from killproof_chaos.engines.crew import EngineFailed
 from killproof_chaos.engines.proc import Engine
@@ -40,6 +49,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Kill a queue for real, and judge its promises from what was recorded.",
 )
+app.command("disk")(disk_command.cut)
+app.command("crash")(crash_command.crash)
 
 
 class Unknown(StrEnum):
@@ -112,7 +123,10 @@ def check(
     as_json: JsonOption = False,
 ) -> None:
     """Judge a run again, from its records alone."""
-    _conclude(Store(store), unknown, junit, as_json)
+    place = Store(store)
+    if place.read_run().get("engine") == "disk":
+        disk_command.check(place, unknown, junit, as_json=as_json)
+    _conclude(place, unknown, junit, as_json)
 
 
 @app.command()

@@ -72,19 +72,19 @@ PROPERTIES: Final = (
     Property(
         number="P5",
         sentence="A worker that lost its lease changes nothing, and is told",
-        engines=("proc", "sim", "model"),
+        engines=("proc", "crash", "sim", "model"),
         sources=("history", "audit"),
     ),
     Property(
         number="P6",
         sentence="No effect happens twice",
-        engines=("proc", "crash", "sim"),
+        engines=("proc", "crash", "disk", "sim"),
         sources=("history", "effects", "nemesis", "snapshot"),
     ),
     Property(
         number="P7",
         sentence="A job moves only along the allowed edges",
-        engines=("proc", "crash", "sim", "model"),
+        engines=("proc", "crash", "disk", "sim", "model"),
         sources=("audit", "history"),
     ),
     Property(
@@ -114,13 +114,13 @@ PROPERTIES: Final = (
     Property(
         number="P12",
         sentence="One key has at most one live job",
-        engines=("proc", "crash", "sim"),
+        engines=("proc", "crash", "disk", "sim"),
         sources=("history", "audit", "snapshot"),
     ),
     Property(
         number="P13",
         sentence="A dead job keeps everything, and a replay moves it once",
-        engines=("proc", "crash", "sim"),
+        engines=("proc", "crash", "disk", "sim"),
         sources=("snapshot", "history", "audit"),
     ),
     Property(
@@ -144,7 +144,7 @@ PROPERTIES: Final = (
     Property(
         number="P17",
         sentence="Every job ends once the faults stop",
-        engines=("proc", "sim"),
+        engines=("proc", "crash", "sim"),
         sources=("history", "snapshot", "nemesis"),
         time_bound=True,
     ),

@@ -12,4 +12,5 @@ class Fault:
     promise: str  #: the property that the intended checker finds violated
     kind: str  #: the class of real-world fault that it stands for
     right: str  #: the line of `minimal` that it lacks
+    engine: str = "proc"  #: the engine that must find it within its test's budget
     unreached: frozenset[str] = frozenset()  #: sync points of `minimal` that it never passes

@@ -5,8 +5,11 @@ from typing import Final
 from killproof_chaos.gallery import (
     Fault,
     ack_without_fence,
+    acknowledges_before_fsync,
     attempt_not_counted,
     deletes_at_claim,
+    effect_and_ack_apart,
+    synchronous_normal,
 )
 from killproof_chaos.targets.minimal_adapter import MinimalTarget
 from killproof_chaos.targets.minimal_queue import MinimalQueue
@@ -15,6 +18,9 @@ QUEUES: Final[tuple[tuple[Fault, type[MinimalQueue]], ...]] = (
     (deletes_at_claim.FAULT, deletes_at_claim.DeletesAtClaim),
     (ack_without_fence.FAULT, ack_without_fence.AckWithoutFence),
     (attempt_not_counted.FAULT, attempt_not_counted.AttemptNotCounted),
+    (effect_and_ack_apart.FAULT, effect_and_ack_apart.EffectAndAckApart),
+    (synchronous_normal.FAULT, synchronous_normal.SynchronousNormal),
+    (acknowledges_before_fsync.FAULT, acknowledges_before_fsync.AcknowledgesBeforeFsync),
 )
 
 

@@ -12,6 +12,12 @@ def _killproof() -> Target:
     return KillproofTarget()
 
 
+def _killproof_process() -> Target:
+    from killproof_chaos.targets.killproof_process import KillproofProcessTarget
+
+    return KillproofProcessTarget()
+
+
 def _minimal() -> Target:
     from killproof_chaos.targets.minimal_adapter import MinimalTarget
     from killproof_chaos.targets.minimal_queue import MinimalQueue
@@ -31,10 +37,18 @@ def _gallery(name: str) -> Callable[[], Target]:
 #: Factories, so that choosing one target imports no other.
 BUILTIN: Final[Mapping[str, Callable[[], Target]]] = {
     "killproof": _killproof,
+    "killproof-process": _killproof_process,
     "minimal": _minimal,
 } | {
     name: _gallery(name)
-    for name in ("deletes-at-claim", "ack-without-fence", "attempt-not-counted")
+    for name in (
+        "deletes-at-claim",
+        "ack-without-fence",
+        "attempt-not-counted",
+        "effect-and-ack-apart",
+        "synchronous-normal",
+        "acknowledges-before-fsync",
+    )
 }
 
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from killproof import Host, KillproofError, Lease, LeaseLost, Queue, operations
 from killproof.core import model, sync
@@ -28,6 +28,9 @@ from killproof_evidence import effect
 from killproof_evidence.contract import Contract
 from killproof_evidence.records import without_alarms
 from killproof_evidence.target import AuditMapping, Definite, Indefinite, JobRow
+
+if TYPE_CHECKING:
+    from killproof_chaos.engines.crash_session import Session
 
 LEASE_SECONDS: Final = 0.5
 RETRY: Final = "fixed:0.05"
@@ -66,9 +69,9 @@ NOT_OFFERED: Final = frozenset({"promote.locked", "promote.committed", "promote.
 class RecordedQueue(Queue):
     """A `Queue` whose calls are on record."""
 
-    def __init__(self, path: Path, recorder: Recorder) -> None:
+    def __init__(self, path: Path, recorder: Recorder, *, host: Host | None = None) -> None:
         """Open the queue at `path`."""
-        super().__init__(path)
+        super().__init__(path, host=host)
         self.database.checkpoint_commits = CHECKPOINT_COMMITS
         self._recorder = recorder
         self._latest: Lease | None = None  # Until its outcome is in the file.
@@ -230,6 +233,19 @@ class KillproofTarget:
     def open(self, place: Path, host: Host) -> Queue:
         """Open the queue on an injected host."""
         return Queue(place / self.database, host=host)
+
+    @property
+    def step_operations(self) -> frozenset[str]:
+        """The operations that the engine `crash` can kill in."""
+        from killproof_chaos.engines.crash_session import KillproofSession
+
+        return KillproofSession.operations
+
+    def steps(self, place: Path, recorder: Recorder) -> "Session":
+        """Open the queue for the engine `crash`, which takes one step at a time."""
+        from killproof_chaos.engines.crash_session import KillproofSession
+
+        return KillproofSession(place / self.database, recorder)
 
     def worker_argv(self, place: Path) -> list[str]:
         """Return the command line of a worker."""

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from killproof_chaos import hook
 from killproof_chaos.engines.roles import Stop, stop_on_sigterm
@@ -18,6 +18,9 @@ from killproof_chaos.targets.minimal_queue import Lease, LeaseLost, MinimalQueue
 from killproof_evidence import effect
 from killproof_evidence.contract import Contract
 from killproof_evidence.target import AuditMapping, Definite, Indefinite, JobRow
+
+if TYPE_CHECKING:
+    from killproof_chaos.engines.crash_session import Session
 
 #: Seconds between two looks of an idle worker; a queue of one file has nobody to ring a bell.
 IDLE_SECONDS: Final = 0.04
@@ -87,6 +90,19 @@ class MinimalTarget:
     def client(self, place: Path) -> "MinimalClient":
         """Open the queue for a producer."""
         return MinimalClient(self._queue(place / self.database, sync=hook.hook))
+
+    @property
+    def step_operations(self) -> frozenset[str]:
+        """The operations that the engine `crash` can kill in."""
+        from killproof_chaos.engines.crash_session import MinimalSession
+
+        return MinimalSession.operations
+
+    def steps(self, place: Path, recorder: Recorder) -> "Session":
+        """Open the queue for the engine `crash`, which takes one step at a time."""
+        from killproof_chaos.engines.crash_session import MinimalSession
+
+        return MinimalSession(self._queue, place / self.database, recorder)
 
     def worker_argv(self, place: Path) -> list[str]:
         """Return the command line of a worker."""

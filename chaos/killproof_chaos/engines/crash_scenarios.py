@@ -1,0 +1,236 @@
+"""The operations that the engine `crash` kills in: what stands before each, and the act itself.
+
+`prepare` makes the template: it runs once, in a process that ends in order before any kill.
+`before` runs in the process that will be killed, uncounted. `act` is the operation: every file
+call in it is a point.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from killproof_chaos.engines.crash_session import BRIEF_NS, Session, wait_until
+from killproof_chaos.workload import Job
+from killproof_evidence.store import Store
+
+#: The delay of a job that must have fallen due when the operation begins.
+DELAY_MS: Final = 30
+
+
+@dataclass(slots=True, kw_only=True)
+class Context:
+    """What a process of a scenario has in hand."""
+
+    open: Callable[[str], Session]  #: opens the queue with a history of this name
+    store: Store
+    memo: dict[str, Any] = field(default_factory=dict)  #: from `prepare` to the others
+    current: Session | None = None
+    lease: Any = None
+
+    @property
+    def session(self) -> Session:
+        """The queue, opened."""
+        assert self.current is not None
+        return self.current
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One operation, and what it needs."""
+
+    operation: str
+    act: Callable[[Context], None]
+    prepare: Callable[[Context], None] | None  #: None: there is no file yet
+    before: Callable[[Context], None] | None = None
+    opens: bool = False  #: the queue is opened by `before` or by the act itself
+
+
+def job(name: str, *, script: tuple[str, ...] = ("ok",), sink: str = "table", **more: Any) -> Job:
+    """Return a small job; its effect is a row in the queue's file, where P6 is exact."""
+    return Job(id=name, kind="report", script=script, sink=sink, body_bytes=20, **more)
+
+
+#: Asked for twice by whoever recovers: its key makes that safe after an unknown outcome.
+KEYED: Final = job("keyed", key="once")
+#: Put in by a process that has just met an error: the next operation.
+NEXT: Final = job("next", sink="log")
+#: Put in by whoever recovers: the queue takes jobs again.
+LATER: Final = job("later", sink="log")
+#: Put in likewise, and dead soon: what is left of it is judged.
+DOOMED: Final = job("doomed", script=("permanent",), sink="log")
+#: `enqueue_many` takes no options, so its jobs have the queue's defaults.
+BATCH: Final = tuple(job(f"batch{number}", sink="log") for number in range(3))
+
+
+def _two_jobs(context: Context) -> None:
+    context.session.enqueue(job("first"))
+    context.session.enqueue(job("second", sink="log"))
+
+
+def _two_logs(context: Context) -> None:
+    """Put in jobs whose effect is not in the queue's file, so that a plain ack ends them."""
+    context.session.enqueue(job("first", sink="log"))
+    context.session.enqueue(job("second", sink="log"))
+
+
+def _failing_job(context: Context) -> None:
+    context.session.enqueue(job("first", script=("raise", "ok")))
+    context.session.enqueue(job("second", sink="log"))
+
+
+def _delayed_job(context: Context) -> None:
+    context.session.enqueue(job("delayed", delay_ms=DELAY_MS))
+    context.memo["due"] = time.time() + DELAY_MS / 1_000 + 0.002
+
+
+def _dead_job(context: Context) -> None:
+    session = context.session
+    session.enqueue(job("first", script=("permanent", "ok")))
+    lease = session.claim()
+    session.nack(lease, str(session.play(lease)), permanent=True)
+    session.enqueue(job("second", sink="log"))
+
+
+def _lost_lease(context: Context) -> None:
+    """Let a worker lose a lease that it will still believe in."""
+    session = context.session
+    session.enqueue(job("first", script=("raise", "ok")))
+    lease = session.claim()
+    session.nack(lease, str(session.play(lease)))
+    context.memo["lost"] = lease
+    context.memo["due"] = time.time() + 0.06
+
+
+def _hold(context: Context) -> None:
+    context.session.brief()
+    context.lease = context.session.claim()
+
+
+def _hold_and_play(context: Context) -> None:
+    _hold(context)
+    context.memo["failure"] = context.session.play(context.lease)
+
+
+def _pass_on(context: Context) -> None:
+    """Let the job of the lost lease go to another worker, which holds it."""
+    wait_until(context.memo["due"])
+    other = context.open("other")
+    other.brief()
+    assert other.claim() is not None, "the job is due"
+    context.memo["other"] = other
+
+
+def _die_holding(context: Context) -> None:
+    """Let another worker claim a job and be killed, and let its lease run out."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            session = context.open("holder")
+            session.brief()
+            session.claim()
+            log = context.store.writer(context.store.nemesis)
+            log.append(
+                {
+                    "t": time.monotonic_ns(),
+                    "fault": "kill",
+                    "pid": os.getpid(),
+                    "process": "holder",
+                    "phase": "handler.start",
+                    "hit": True,
+                }
+            )
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+    wait_until(time.time() + BRIEF_NS / 1e9)
+    # Not before: a connection that is open at a fork is made anew, and would count as calls.
+    context.current = context.open("child")
+
+
+def _wait_until_due(context: Context) -> None:
+    wait_until(context.memo["due"])
+
+
+def _open(context: Context) -> None:
+    context.current = context.open("child")
+
+
+def _claim(context: Context) -> None:
+    context.session.brief()
+    context.session.claim()
+
+
+def _nack(context: Context) -> None:
+    context.session.nack(context.lease, str(context.memo["failure"]))
+
+
+def _close(context: Context) -> None:
+    session, context.current = context.session, None
+    session.close()
+
+
+SCENARIOS: Final = (
+    Scenario(operation="open_and_migrate", prepare=None, act=_open, opens=True),
+    Scenario(operation="open", prepare=_two_jobs, act=_open, opens=True),
+    Scenario(operation="enqueue", prepare=_two_jobs, act=lambda c: c.session.enqueue(KEYED)),
+    Scenario(
+        operation="enqueue_many", prepare=_two_jobs, act=lambda c: c.session.enqueue_many(BATCH)
+    ),
+    Scenario(operation="claim", prepare=_two_jobs, act=_claim),
+    Scenario(
+        operation="extend",
+        prepare=_two_jobs,
+        before=_hold,
+        act=lambda c: c.session.extend(c.lease),
+    ),
+    Scenario(
+        operation="ack",
+        prepare=_two_logs,
+        before=_hold_and_play,
+        act=lambda c: c.session.ack(c.lease),
+    ),
+    Scenario(
+        operation="completing",
+        prepare=_two_jobs,
+        before=_hold_and_play,
+        act=lambda c: c.session.completing(c.lease),
+    ),
+    Scenario(
+        operation="ack_and_claim",
+        prepare=_two_logs,
+        before=_hold_and_play,
+        act=lambda c: c.session.ack_and_claim(c.lease),
+    ),
+    Scenario(operation="nack", prepare=_failing_job, before=_hold_and_play, act=_nack),
+    Scenario(
+        operation="release",
+        prepare=_two_jobs,
+        before=_hold,
+        act=lambda c: c.session.release(c.lease),
+    ),
+    Scenario(
+        operation="snooze", prepare=_two_jobs, before=_hold, act=lambda c: c.session.snooze(c.lease)
+    ),
+    Scenario(
+        operation="reap",
+        prepare=_two_jobs,
+        before=_die_holding,
+        act=lambda c: c.session.reap(),
+        opens=True,
+    ),
+    Scenario(operation="promote", prepare=_delayed_job, before=_wait_until_due, act=_claim),
+    Scenario(operation="cancel", prepare=_two_jobs, act=lambda c: c.session.cancel("second")),
+    Scenario(operation="replay", prepare=_dead_job, act=lambda c: c.session.replay("first")),
+    Scenario(
+        operation="late_ack",
+        prepare=_lost_lease,
+        before=_pass_on,
+        act=lambda c: c.session.ack(c.memo["lost"]),
+    ),
+    Scenario(operation="checkpoint", prepare=_two_jobs, act=lambda c: c.session.checkpoint(KEYED)),
+    Scenario(operation="close", prepare=_two_jobs, before=_hold, act=_close),
+)
+BY_NAME: Final[Mapping[str, Scenario]] = {one.operation: one for one in SCENARIOS}
