@@ -52,6 +52,7 @@ def cut(
     unknown: Annotated[
         str | None, typer.Option(help="pass or fail: how to exit when the verdict is unknown.")
     ] = None,
+    junit: Annotated[Path | None, typer.Option(help="Also write the verdict as JUnit XML.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print verdict.json on stdout.")] = False,
 ) -> None:
     """Record one run, then cut the power at every point of it, and look what is left.
@@ -72,15 +73,33 @@ def cut(
     name = f"disk-{Path(target).stem}-{options.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     place = Store.create(store or Path(STORES) / name.replace(":", "-"))
     print(f"seed {options.seed}, evidence in {place.path}", file=sys.stderr)
+    perform(lambda show: disk.run(options, place, show), unknown, junit, as_json=as_json)
+
+
+def check(store: Store, unknown: str | None, junit: Path | None, *, as_json: bool) -> None:
+    """Judge a recorded run again, from its log alone."""
+    perform(lambda show: disk.again(store, show), unknown, junit, as_json=as_json)
+
+
+def perform(
+    judge: Callable[[disk.Show], dict[str, Any]],
+    unknown: str | None,
+    junit: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Judge, show how far that is, and end with the exit code of the verdict."""
     try:
         with shown(Console(stderr=True)) as show:
-            record = disk.run(options, place, show)
+            record = judge(show)
     except EngineFailed as error:
         print(
             f"killproof: the harness failed, which says nothing of the queue: {error}",
             file=sys.stderr,
         )
         raise typer.Exit(EXIT_FAILED) from None
+    if junit is not None:
+        junit.write_bytes(summary.junit(record, list(render_rows(record))))
     conclude(record, unknown, as_json=as_json)
 
 

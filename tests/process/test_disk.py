@@ -84,6 +84,22 @@ def test_a_queue_that_answers_before_its_sync_is_caught_with_the_job_that_is_gon
 
 
 @pytest.mark.usefixtures("compiled")
+def test_a_recorded_run_is_judged_again_from_its_log_alone(place: Path) -> None:
+    first = verdict_of(cut(place, "--target", "synchronous-normal", *SMALL), 1)
+    again = subprocess.run(
+        [sys.executable, "-m", "killproof", "chaos", "check", "run", "--json"],
+        cwd=place,
+        env=os.environ | {"NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+    )
+
+    second = verdict_of(again, 1)
+    assert second["properties"] == first["properties"]
+
+
+@pytest.mark.usefixtures("compiled")
 def test_losses_at_level_process_are_told_and_break_no_promise(place: Path) -> None:
     verdict = verdict_of(cut(place, "--target", "killproof-process", *SMALL), 0)
 

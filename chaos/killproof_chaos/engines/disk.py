@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,7 +27,7 @@ from killproof_chaos.engines.crew import EngineFailed
 from killproof_chaos.engines.disk_check import Told, read_told
 from killproof_chaos.engines.disk_model import Policy, Tape, World, compile_tape
 from killproof_chaos.engines.disk_pool import CheckFailed, Image, Work, check_all
-from killproof_chaos.engines.disk_record import Recording, record
+from killproof_chaos.engines.disk_record import Recording, load, record
 from killproof_chaos.shim.build import ShimUnavailable
 from killproof_evidence.environment import environment
 from killproof_evidence.judge import PROPERTIES
@@ -119,6 +119,29 @@ def run(options: Options, store: Store, show: Show) -> dict[str, Any]:
     except ShimUnavailable as error:
         verdict = _verdict(options, target, store, Findings(), None, [str(error)])
         return _written(store, options, verdict, started)
+    verdict = _judged(options, target, recording, store, show)
+    return _written(store, options, verdict, started)
+
+
+def again(store: Store, show: Show) -> dict[str, Any]:
+    """Judge a recorded run again, from its log alone; write verdict.json and return it.
+
+    Raises:
+        StoreError: the store holds no recording; definite.
+        EngineFailed: the harness could not do its part, which says nothing of the queue.
+    """
+    saved = store.read_run()["options"]
+    policies = tuple(Policy(word) for word in saved["policies"])
+    options = Options(**{**saved, "policies": policies})
+    verdict = _judged(options, targets.load(options.target), load(store), store, show)
+    write_json(store.verdict, verdict)
+    return verdict
+
+
+def _judged(
+    options: Options, target: Target, recording: Recording, store: Store, show: Show
+) -> dict[str, Any]:
+    """Cut the power at every point asked for, and judge what is left."""
     tapes = _tapes(recording)
     told = tuple(read_told(note.text) for note in tapes[World.HAPPENED].notes)
     findings = Findings()
@@ -149,8 +172,7 @@ def run(options: Options, store: Store, show: Show) -> dict[str, Any]:
     because = [*recording.problems, *_missed(recording, tapes[World.HAPPENED], told, findings)]
     facts = disk_words.Facts(recording=recording, tape=tapes[World.HAPPENED], told=told)
     _write_lost(store, findings, facts)
-    verdict = _verdict(options, target, store, findings, facts, because)
-    return _written(store, options, verdict, started)
+    return _verdict(options, target, store, findings, facts, because)
 
 
 def _tapes(recording: Recording) -> dict[World, Tape]:
@@ -205,7 +227,9 @@ def _missed(
 
 def _write_lost(store: Store, findings: Findings, facts: disk_words.Facts) -> None:
     """Write a line for each image in which acknowledgements are gone."""
-    with closing(store.writer(store.path / "lost.jsonl")) as lines:
+    path = store.path / "lost.jsonl"
+    path.unlink(missing_ok=True)
+    with closing(store.writer(path)) as lines:
         for image, gone in sorted(findings.lost, key=lambda pair: pair[0].step):
             named = [disk_words.fact(facts, number) for number in gone[:NAMED_MAX]]
             lines.append(
@@ -336,6 +360,7 @@ def _written(
             "engine": "disk",
             "seed": options.seed,
             "argv": options.argv(),
+            "options": asdict(options),
             "started": started,
             "ended": time.time(),
             "contract": "contract.toml",

@@ -25,6 +25,10 @@ from killproof_evidence.target import Client
 
 CHECKPOINT_SECONDS: Final = 0.01
 LOOK_SECONDS: Final = 0.005
+#: Without work the first worker would take all jobs while the others still sleep.
+WORK: Final = "sleep:0.003"
+#: Between two operations of a producer, for the same reason.
+THINK_SECONDS: Final = 0.002
 MODES: Final = ("RESTART", "FULL", "TRUNCATE")
 
 
@@ -47,7 +51,7 @@ def operations(
     for number in range(jobs):
         mine = lists[number % producers]
         draw = source.random()
-        script = ["ok"] if draw < 0.9 else ["raise", "ok"] if draw < 0.96 else ["permanent"]
+        script = [WORK] if draw < 0.9 else ["raise", WORK] if draw < 0.96 else ["permanent"]
         job: dict[str, Any] = {
             "id": f"j{number}",
             "kind": source.choice(("report", "webhook")),
@@ -78,7 +82,7 @@ def produce(name: str, place: Path) -> None:
         while not go.exists() and not stopped.wait(LOOK_SECONDS):
             pass
         for operation in json.loads(path.read_text(encoding="utf-8")):
-            if stopped.is_set():
+            if stopped.wait(THINK_SECONDS):
                 break
             _perform(client, recorder, operation, ids)
     recorder.close()

@@ -26,9 +26,12 @@ from killproof_chaos.shim.calls import File
 from killproof_chaos.shim.control import Control
 from killproof_chaos.shim.environment import preload_environment
 from killproof_chaos.shim.log import Blind, FileKey, Record, Torn, file_key, read_log
-from killproof_evidence.store import Store
+from killproof_evidence.store import Store, StoreError, write_json
 from killproof_evidence.target import Target
 
+LOG: Final = "disk.log"
+INITIAL: Final = "initial"  #: folder of the files that were there before the first record
+INITIAL_INDEX: Final = "files.json"
 PRODUCERS: Final = 2
 WORKERS: Final = 3
 #: A run that takes longer is stuck.
@@ -60,20 +63,57 @@ def record(target: Target, store: Store, *, seed: int, jobs: int) -> Recording:
         EngineFailed: a process could not do its part.
     """
     library = build()
-    place = Path(os.path.realpath(store.path)) / "live"
-    place.mkdir()
+    place = Path(os.path.realpath(store.db))
     _prepare(target, place)
     initial = _files(place, library)
     promised = bool(target.contract.promised("P15"))
     lists = disk_client.operations(seed, PRODUCERS, jobs, cancels=promised)
-    log = store.path / "disk.log"
-    with Control.create(store.path / "control", watch=place, log=log, armed=False) as control:
+    shared = store.path / "control"
+    with Control.create(shared, watch=place, log=store.path / LOG, armed=False) as control:
         environment = os.environ | preload_environment(control, library=library)
         _run(target, store, place, control, environment, lists)
         problems = control.problems()
-    records = list(read_log(log))
+    shared.unlink()
+    _save(store, str(place), initial, problems)
+    return _recording(store, str(place), initial, problems)
+
+
+def load(store: Store) -> Recording:
+    """Return the recording that the store of an earlier run holds.
+
+    Raises:
+        StoreError: it holds none; definite.
+    """
+    try:
+        saved = json.loads((store.path / INITIAL / INITIAL_INDEX).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise StoreError(f"store {str(store.path)!r} holds no recording: run it anew") from None
+    initial = {
+        name: (FileKey(*key), (store.path / INITIAL / name).read_bytes())
+        for name, key in saved["files"].items()
+    }
+    return _recording(store, saved["root"], initial, list(saved["problems"]))
+
+
+def _save(
+    store: Store, root: str, initial: dict[str, tuple[FileKey, bytes]], problems: Sequence[str]
+) -> None:
+    """Keep what the disk held before the run: without it the log rebuilds nothing."""
+    for name, (_, content) in initial.items():
+        path = store.path / INITIAL / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    keys = {name: list(key) for name, (key, _) in initial.items()}
+    index = {"root": root, "files": keys, "problems": list(problems)}
+    write_json(store.path / INITIAL / INITIAL_INDEX, index)
+
+
+def _recording(
+    store: Store, root: str, initial: dict[str, tuple[FileKey, bytes]], problems: list[str]
+) -> Recording:
+    records = list(read_log(store.path / LOG))
     return Recording(
-        root=str(place), initial=initial, records=records, problems=problems + _doubts(records)
+        root=root, initial=initial, records=records, problems=problems + _doubts(records)
     )
 
 
