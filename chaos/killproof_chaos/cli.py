@@ -123,6 +123,7 @@ def check(
     as_json: JsonOption = False,
 ) -> None:
     """Judge a run again, from its records alone."""
+    crash_command.refuse(store)
     place = Store(store)
     if place.read_run().get("engine") == "disk":
         disk_command.check(place, unknown, junit, as_json=as_json)
@@ -140,6 +141,7 @@ def replay(
 ) -> None:
     """Print a run's plan, and run it again with the same seed and options."""
     if Path(what).is_dir():
+        crash_command.refuse(Path(what))
         planned = Plan.read(Store(what).plan)
     else:
         options = Options.of_token(what)

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from killproof_chaos import summary, targets
-from killproof_chaos.engines.crash import Engine, Turn, operations_of
+from killproof_chaos.engines.crash import POINTS, Engine, Turn, operations_of
 from killproof_chaos.engines.crew import EngineFailed
 from killproof_evidence.judge import render_rows
 from killproof_evidence.store import Store
@@ -107,6 +107,20 @@ def choose(target: Any, wanted: list[str] | None) -> tuple[str, ...]:
     return tuple(name for name in offered if not wanted or name in wanted)
 
 
+def refuse(folder: Path) -> None:
+    """Refuse to judge or repeat a run of this engine as one: each of its points is a run.
+
+    Raises:
+        ValueError: the folder holds such a run; the message names the commands for it.
+    """
+    if (folder / POINTS).exists():
+        again = Store(folder).read_run()["replay"]
+        raise ValueError(
+            f"{folder} holds the points of a crash run: judge one with "
+            f"`killproof chaos check {folder}/points/NAME`, or repeat all with `{again}`"
+        )
+
+
 def headline(record: dict[str, Any]) -> str:
     """Return the result in one sentence."""
     counts, operations = record["counts"], record["operations"]
@@ -189,6 +203,6 @@ def _tell(record: dict[str, Any], store: Store, *, as_json: bool) -> None:
     out.print(headline(record), style="bold", markup=False, highlight=False)
     stream = sys.stderr if as_json else sys.stdout
     print(f"again:  {record['replay']}", file=stream)
-    print(f"points: {store.path / 'points.jsonl'}", file=stream)
+    print(f"points: {store.path / POINTS}", file=stream)
     if as_json:
         print(json.dumps(record, ensure_ascii=False))

@@ -39,6 +39,8 @@ from killproof_evidence.finding import PASS, UNKNOWN, VIOLATED, WITNESSES_MAX
 from killproof_evidence.judge import PROPERTIES, SCHEMA
 from killproof_evidence.store import Store, write_json
 
+#: One line for each point, in the store of the run.
+POINTS: Final = "points.jsonl"
 MEMORY: Final = Path("/dev/shm")
 #: Copies and databases of all lanes at once need a few megabytes.
 MEMORY_BYTES_MIN: Final = 256 << 20
@@ -85,6 +87,8 @@ class Point:
     @property
     def words(self) -> str:
         """Return the point in a sentence."""
+        if self.fault == "none":
+            return f"without a fault in {self.operation}"
         call = f"call {self.number} of {self.operation} ({self.kind} {self.file})"
         if self.fault in ("before", "after"):
             return f"killed {self.fault} {call}"
@@ -281,7 +285,10 @@ class Engine:
         ready = []
         for name in self._operations:
             if made[name]["made"]:
-                ready.append({"mode": "count", "operation": name, "replay": self._replay(name)})
+                ready.append(
+                    {"mode": "count", "operation": name, "replay": self._replay(name)}
+                    | {"keep": self._keep(_control(name))}
+                )
             else:
                 self._because.append(f"{name} could not be prepared: {made[name]['output']}")
         for name, found in pool.answers(ready, key=lambda request: str(request["operation"])):
@@ -292,8 +299,7 @@ class Engine:
             self._counted[name] = Counted(
                 operation=name, calls=calls, changes_full=found["changes"]
             )
-            control = Point(operation=name, number=0, kind="-", file="-", fault="none")
-            self._judge(control, found)
+            self._judge(_control(name), found)
 
     def _make_points(self, pool: "_Pool") -> None:
         points = [
@@ -384,7 +390,7 @@ class Engine:
         """Merge all points into one verdict and write it with points.jsonl and run.json."""
         self._settle()
         self._discard()
-        log = self._store.writer(self._store.path / "points.jsonl")
+        log = self._store.writer(self._store.path / POINTS)
         for outcome in self._outcomes:
             log.append(outcome.record())
         log.close()
@@ -515,6 +521,11 @@ class Engine:
                     verdicts[outcome.point.fault] = outcome.verdict
             table.append({"operation": name, "calls": rows})
         return table
+
+
+def _control(operation: str) -> Point:
+    """Return the run in which nothing befalls the operation: it must pass as well."""
+    return Point(operation=operation, number=0, kind="-", file="-", fault="none")
 
 
 def _tally(points: Iterable[Outcome]) -> dict[str, int]:

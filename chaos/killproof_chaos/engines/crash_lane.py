@@ -313,7 +313,8 @@ class Lane:
             return bool(status == 0)
         killed = status != HUNG and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
         if mode == "fault":
-            return killed and found["hits"] == 1
+            # It ends itself, once it has told what it was told.
+            return killed and found["hits"] == 1 and (self._path / TOLD).exists()
         after = request["action"] == Action.SIGNAL_AFTER
         struck = [(number, after_) for number, _, _, after_ in found["signal"]]
         return killed and found["hits"] == 1 and struck == [(request["number"], after)]
