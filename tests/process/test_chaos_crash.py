@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from killproof_chaos.engines.crash import Engine, Point
+from killproof_chaos.engines.crash import Engine
+from killproof_chaos.engines.crash_points import Point
 from killproof_chaos.shim.build import ShimUnavailable, build
 from killproof_evidence.store import Store
 

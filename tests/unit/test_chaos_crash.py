@@ -4,8 +4,8 @@ import pytest
 
 from killproof_chaos import targets
 from killproof_chaos.crash_command import choose, headline
-from killproof_chaos.engines.crash import Counted, Point, halves, points_of, told_wrong
 from killproof_chaos.engines.crash_lane import word_of
+from killproof_chaos.engines.crash_points import Counted, Point, halves, points_of, told_wrong
 from killproof_evidence.target import Definite, Indefinite
 
 CALLS = [("lock", "shm"), ("write", "wal"), ("unlock", "shm")]

@@ -14,25 +14,27 @@ Deliberately not here: power cuts. A kill takes nothing back that the kernel has
 files lie in memory where there is room, and the queue is told that this will do.
 """
 
-import errno
-import json
 import os
-import selectors
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from killproof_chaos.engines.crash_points import (
+    Counted,
+    Outcome,
+    Point,
+    control,
+    halves,
+    points_of,
+    told_wrong,
+)
+from killproof_chaos.engines.crash_pool import Pool
 from killproof_chaos.engines.crash_scenarios import SCENARIOS
-from killproof_chaos.engines.crew import EngineFailed
 from killproof_chaos.shim.build import ShimUnavailable, build
-from killproof_chaos.shim.calls import Action
 from killproof_chaos.targets import load
 from killproof_evidence.environment import environment
 from killproof_evidence.finding import PASS, UNKNOWN, VIOLATED, WITNESSES_MAX
@@ -48,13 +50,6 @@ MEMORY_BYTES_MIN: Final = 256 << 20
 TRIES: Final = 3
 #: Stores of points that are kept whole: enough to see what is wrong, and no full disk.
 KEPT_MAX: Final = 40
-#: Signals and errors by the name that a point has, with the kinds of calls they make sense for.
-EIO_KINDS: Final = frozenset(
-    {"open", "write", "fsync", "fdatasync", "truncate", "allocate", "unlink", "rename", "lock"}
-)
-FULL_KINDS: Final = frozenset({"write", "truncate", "allocate"})
-INTERRUPTED_KINDS: Final = frozenset({"open", "write", "fsync", "fdatasync", "truncate", "lock"})
-
 Show = Callable[["Turn"], None]
 
 
@@ -67,150 +62,6 @@ class Turn:
     elapsed: float  #: seconds
     left: float  #: seconds, from the pace so far
     operation: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """One call of one operation, and what befalls it."""
-
-    operation: str
-    number: int  #: of the call, from 1
-    kind: str
-    file: str
-    fault: str  #: before, after, EIO, ENOSPC, EINTR, short
-
-    @property
-    def name(self) -> str:
-        """Return the name of the point's folder."""
-        return f"{self.operation}-{self.number}-{self.fault}"
-
-    @property
-    def words(self) -> str:
-        """Return the point in a sentence."""
-        if self.fault == "none":
-            return f"without a fault in {self.operation}"
-        call = f"call {self.number} of {self.operation} ({self.kind} {self.file})"
-        if self.fault in ("before", "after"):
-            return f"killed {self.fault} {call}"
-        return f"{self.fault} at {call}"
-
-    def request(self) -> dict[str, Any]:
-        """Return what a lane is asked."""
-        kill = self.fault in ("before", "after")
-        action, value = RULES[self.fault]
-        return {
-            "mode": "kill" if kill else "fault",
-            "operation": self.operation,
-            "number": self.number,
-            "action": int(action),
-            "value": value,
-        }
-
-
-RULES: Final[Mapping[str, tuple[Action, int]]] = {
-    "before": (Action.SIGNAL_BEFORE, 9),
-    "after": (Action.SIGNAL_AFTER, 9),
-    "EIO": (Action.FAIL, errno.EIO),
-    "ENOSPC": (Action.FAIL, errno.ENOSPC),
-    "EINTR": (Action.FAIL, errno.EINTR),
-    "short": (Action.SHORT, 0),
-}
-
-
-@dataclass(slots=True, kw_only=True)
-class Outcome:
-    """What was seen at a point."""
-
-    point: Point
-    verdict: str
-    reason: str = ""  #: of unknown, or the first violation
-    found: dict[str, Any] = field(default_factory=dict)  #: the lane's answer
-    told: list[tuple[str, str]] = field(default_factory=list)  #: (property, story) of violations
-
-    def record(self) -> dict[str, Any]:
-        """Return the line of points.jsonl."""
-        point = self.point
-        kept = ("told", "error", "next", "next_error", "changes", "repaired", "ms", "status")
-        return {
-            "operation": point.operation,
-            "call": point.number,
-            "kind": point.kind,
-            "file": point.file,
-            "fault": point.fault,
-            "verdict": self.verdict,
-            "reason": self.reason,
-        } | {name: self.found[name] for name in kept if name in self.found}
-
-
-@dataclass(slots=True, kw_only=True)
-class Counted:
-    """An operation as it runs when nothing befalls it."""
-
-    operation: str
-    calls: list[tuple[str, str]]  #: (kind, file) of each
-    changes_full: int  #: changes of jobs in the file after it
-    changes_base: int | None = None  #: and without it; None: not seen yet
-
-
-def points_of(counted: Counted, *, errors: bool) -> list[Point]:
-    """Return every point of an operation, the kills first."""
-    found = []
-    for faults in (("before", "after"), ("EIO", "ENOSPC", "EINTR", "short")):
-        if faults[0] == "EIO" and not errors:
-            continue
-        for number, (kind, file) in enumerate(counted.calls, 1):
-            found += [
-                Point(operation=counted.operation, number=number, kind=kind, file=file, fault=fault)
-                for fault in faults
-                if _applies(fault, kind)
-            ]
-    return found
-
-
-def _applies(fault: str, kind: str) -> bool:
-    kinds = {"EIO": EIO_KINDS, "ENOSPC": FULL_KINDS, "EINTR": INTERRUPTED_KINDS}
-    if fault == "short":
-        return kind == "write"
-    return fault not in kinds or kind in kinds[fault]
-
-
-def told_wrong(
-    found: Mapping[str, Any], *, operation: str, base: int | None, full: int
-) -> list[tuple[str, str]]:
-    """Hold what the caller of a failed call was told against what the file says after a kill.
-
-    Args:
-        found: the lane's answer: `told`, `error`, `next`, `next_error`, `changes`.
-        operation: its name.
-        base: changes of jobs in the file when the operation never happened; None: not known.
-        full: and when it did.
-
-    Returns:
-        (property, story) of each contradiction.
-    """
-    wrong = []
-    told, changes = found["told"], found.get("changes")
-    for which in ("", "next_"):
-        word, text = found[f"{which}told" if not which else "next"], found[f"{which}error"]
-        what = "its caller" if not which else "the caller of the next operation"
-        if word == "raw":
-            wrong.append(("P16", f"{what} met the driver's own error, {text}"))
-        elif "cannot rollback" in text:
-            wrong.append(("P16", f"{what} was told {text}"))
-    if base is not None and changes is not None and base != full:
-        if told == "ok" and changes != full:
-            wrong.append(("P1", f"{operation} was told ok, and the file does not have it"))
-        elif told == "definite" and changes != base:
-            wrong.append(("P2", f"{operation} was told that nothing happened, and the file has it"))
-    return wrong
-
-
-def halves(changes: int | None, *, base: int | None, full: int) -> list[tuple[str, str]]:
-    """Say whether only a part of an operation is in the file: each is one transaction."""
-    if base is None or changes is None or changes in (base, full):
-        return []
-    story = f"the file has {changes - base} of the {full - base} changes of one transaction"
-    return [("P14", story)]
 
 
 class Engine:
@@ -263,7 +114,7 @@ class Engine:
         with tempfile.TemporaryDirectory(prefix="killproof-crash-", dir=self._room()) as folder:
             place = Path(folder)
             (place / "templates").mkdir()
-            pool = _Pool(self._name, place, self._lanes)
+            pool = Pool(self._name, place, self._lanes)
             try:
                 self._count(pool)
                 self._make_points(pool)
@@ -278,7 +129,7 @@ class Engine:
             return MEMORY
         return self._store.path
 
-    def _count(self, pool: "_Pool") -> None:
+    def _count(self, pool: "Pool") -> None:
         """Run each operation once without a fault, to learn its calls."""
         requests = [{"mode": "template", "operation": name} for name in self._operations]
         made = dict(pool.answers(requests, key=lambda request: str(request["operation"])))
@@ -287,7 +138,7 @@ class Engine:
             if made[name]["made"]:
                 ready.append(
                     {"mode": "count", "operation": name, "replay": self._replay(name)}
-                    | {"keep": self._keep(_control(name))}
+                    | {"keep": self._keep(control(name))}
                 )
             else:
                 self._because.append(f"{name} could not be prepared: {made[name]['output']}")
@@ -299,9 +150,9 @@ class Engine:
             self._counted[name] = Counted(
                 operation=name, calls=calls, changes_full=found["changes"]
             )
-            self._judge(_control(name), found)
+            self._judge(control(name), found)
 
-    def _make_points(self, pool: "_Pool") -> None:
+    def _make_points(self, pool: "Pool") -> None:
         points = [
             point
             for name in self._operations
@@ -523,11 +374,6 @@ class Engine:
         return table
 
 
-def _control(operation: str) -> Point:
-    """Return the run in which nothing befalls the operation: it must pass as well."""
-    return Point(operation=operation, number=0, kind="-", file="-", fault="none")
-
-
 def _tally(points: Iterable[Outcome]) -> dict[str, int]:
     counts: dict[str, int] = {}
     for one in points:
@@ -549,76 +395,3 @@ def operations_of(target: Any) -> tuple[str, ...]:
         )
     offered = target.step_operations
     return tuple(one.operation for one in SCENARIOS if one.operation in offered)
-
-
-class _Pool:
-    """The lanes: each answers one request at a time."""
-
-    def __init__(self, name: str, place: Path, lanes: int) -> None:
-        self._lanes = []
-        self._log = (place / "lanes.log").open("ab")
-        for number in range(lanes):
-            folder = place / f"lane{number}"
-            folder.mkdir()
-            words = ("lane", name, str(place / "templates"), str(folder), str(os.getpid()))
-            self._lanes.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", "killproof_chaos.engines.crash_lane", *words],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=self._log,
-                )
-            )
-
-    def answers(
-        self, requests: Iterable[dict[str, Any]], key: Callable[[dict[str, Any]], str]
-    ) -> Iterable[tuple[str, dict[str, Any]]]:
-        """Yield (key, answer) of each request, as they come.
-
-        Raises:
-            EngineFailed: a lane died.
-        """
-        waiting = deque(requests)
-        under_way: dict[int, str] = {}
-        with selectors.DefaultSelector() as selector:
-            for number, lane in enumerate(self._lanes):
-                assert lane.stdout is not None
-                selector.register(lane.stdout, selectors.EVENT_READ, number)
-                self._ask(number, waiting, under_way, key)
-            while under_way:
-                for ready, _ in selector.select():
-                    number = ready.data
-                    name = under_way.pop(number)
-                    stdout = self._lanes[number].stdout
-                    assert stdout is not None
-                    line = stdout.readline()
-                    if not line:
-                        raise EngineFailed(f"a lane died at {name}: {self._last_words()}")
-                    self._ask(number, waiting, under_way, key)
-                    yield name, json.loads(line)
-
-    def _ask(
-        self,
-        number: int,
-        waiting: deque[dict[str, Any]],
-        under_way: dict[int, str],
-        key: Callable[[dict[str, Any]], str],
-    ) -> None:
-        if waiting:
-            request = waiting.popleft()
-            stdin = self._lanes[number].stdin
-            assert stdin is not None
-            stdin.write(json.dumps(request).encode() + b"\n")
-            stdin.flush()
-            under_way[number] = key(request)
-
-    def _last_words(self) -> str:
-        text = Path(self._log.name).read_text(encoding="utf-8", errors="replace")
-        return text.strip()[-600:]
-
-    def close(self) -> None:
-        """End the lanes: their stdin closes; one that is at work is killed."""
-        for lane in self._lanes:
-            lane.kill()
-            lane.communicate()
-        self._log.close()

@@ -217,7 +217,7 @@ class KillproofSession:
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
         """Read without the write lock."""
-        return list(self.queue.database.peek(sql))  # type: ignore[arg-type]
+        return list(self.queue.database.peek(sql))
 
     def close(self) -> None:
         """Close the queue; what is still held is released."""
@@ -244,7 +244,7 @@ class MinimalSession:
 
     def brief(self) -> None:
         """Make the leases short: nothing else tells of a death."""
-        self.queue.LEASE_NS = BRIEF_NS  # type: ignore[misc]
+        self.queue.LEASE_NS = BRIEF_NS
 
     def enqueue(self, job: Job) -> None:
         """Put a job in."""

@@ -1,0 +1,86 @@
+"""The lanes of the engine `crash`, as its supervisor sees them."""
+
+import json
+import os
+import selectors
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from killproof_chaos.engines.crew import EngineFailed
+
+
+class Pool:
+    """The lanes: each answers one request at a time."""
+
+    def __init__(self, name: str, place: Path, lanes: int) -> None:
+        self._lanes = []
+        self._log = (place / "lanes.log").open("ab")
+        for number in range(lanes):
+            folder = place / f"lane{number}"
+            folder.mkdir()
+            words = ("lane", name, str(place / "templates"), str(folder), str(os.getpid()))
+            self._lanes.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "killproof_chaos.engines.crash_lane", *words],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=self._log,
+                )
+            )
+
+    def answers(
+        self, requests: Iterable[dict[str, Any]], key: Callable[[dict[str, Any]], str]
+    ) -> Iterable[tuple[str, dict[str, Any]]]:
+        """Yield (key, answer) of each request, as they come.
+
+        Raises:
+            EngineFailed: a lane died.
+        """
+        waiting = deque(requests)
+        under_way: dict[int, str] = {}
+        with selectors.DefaultSelector() as selector:
+            for number, lane in enumerate(self._lanes):
+                assert lane.stdout is not None
+                selector.register(lane.stdout, selectors.EVENT_READ, number)
+                self._ask(number, waiting, under_way, key)
+            while under_way:
+                for ready, _ in selector.select():
+                    number = ready.data
+                    name = under_way.pop(number)
+                    stdout = self._lanes[number].stdout
+                    assert stdout is not None
+                    line = stdout.readline()
+                    if not line:
+                        raise EngineFailed(f"a lane died at {name}: {self._last_words()}")
+                    self._ask(number, waiting, under_way, key)
+                    yield name, json.loads(line)
+
+    def _ask(
+        self,
+        number: int,
+        waiting: deque[dict[str, Any]],
+        under_way: dict[int, str],
+        key: Callable[[dict[str, Any]], str],
+    ) -> None:
+        if waiting:
+            request = waiting.popleft()
+            stdin = self._lanes[number].stdin
+            assert stdin is not None
+            stdin.write(json.dumps(request).encode() + b"\n")
+            stdin.flush()
+            under_way[number] = key(request)
+
+    def _last_words(self) -> str:
+        text = Path(self._log.name).read_text(encoding="utf-8", errors="replace")
+        return text.strip()[-600:]
+
+    def close(self) -> None:
+        """End the lanes: their stdin closes; one that is at work is killed."""
+        for lane in self._lanes:
+            lane.kill()
+            lane.communicate()
+        self._log.close()
