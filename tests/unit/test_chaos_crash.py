@@ -84,6 +84,10 @@ def test_nothing_is_said_of_an_operation_that_changes_no_job() -> None:
     assert told_wrong(CALM | {"told": "definite"}, operation="extend", base=3, full=3) == []
 
 
+def test_a_close_that_could_not_give_back_a_lease_has_promised_nothing() -> None:
+    assert told_wrong(CALM | {"changes": 2}, operation="close", base=2, full=3) == []
+
+
 def test_half_a_transaction_in_the_file_is_a_violation() -> None:
     assert halves(2, base=2, full=5) == halves(5, base=2, full=5) == []
     ((number, story),) = halves(3, base=2, full=5)

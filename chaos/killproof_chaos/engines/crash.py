@@ -148,7 +148,7 @@ class Engine:
                 continue
             calls = [tuple(call) for call in found["calls"]]
             self._counted[name] = Counted(
-                operation=name, calls=calls, changes_full=found["changes"]
+                operation=name, calls=calls, changes_full=found.get("full", found["changes"])
             )
             self._judge(control(name), found)
 

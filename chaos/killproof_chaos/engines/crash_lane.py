@@ -154,7 +154,10 @@ class Shimmed:
             error = raised
         finally:
             self._shim.disarm()
-        told = {"told": word_of(error), "error": text_of(error)}
+        told: dict[str, Any] = {"told": word_of(error), "error": text_of(error)}
+        if mode == "count" and context.current is not None and scenario.prepare is not None:
+            # Now: the end of this process gives back what it holds, which is a change of its own.
+            told["full"] = _changes(context.current)
         if mode == "fault":
             told |= self._next(context)
         write_json(store.path / TOLD, told)
