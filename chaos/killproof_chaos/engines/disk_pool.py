@@ -84,9 +84,9 @@ def check_all(work: Work, points: Sequence[tuple[World, int]], cores: int) -> It
                 if dead:
                     raise CheckFailed(f"a checking process ended with status {dead[0].exitcode}")
     finally:
-        for connection, process in crew.items():
-            process.terminate()
-            process.join()
+        for connection, checker in crew.items():
+            checker.terminate()
+            checker.join()
             connection.close()
 
 
