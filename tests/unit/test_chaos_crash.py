@@ -5,7 +5,14 @@ import pytest
 from killproof_chaos import targets
 from killproof_chaos.crash_command import choose, headline
 from killproof_chaos.engines.crash_lane import word_of
-from killproof_chaos.engines.crash_points import Counted, Point, halves, points_of, told_wrong
+from killproof_chaos.engines.crash_points import (
+    NOTHING,
+    Counted,
+    Point,
+    halves,
+    points_of,
+    told_wrong,
+)
 from killproof_evidence.target import Definite, Indefinite
 
 CALLS = [("lock", "shm"), ("write", "wal"), ("unlock", "shm")]
@@ -59,6 +66,11 @@ def test_an_operation_refused_for_good_that_the_file_has_is_a_phantom() -> None:
     ((number, _),) = told(told="definite", changes=3)
 
     assert number == "P2"
+
+
+def test_an_operation_that_said_it_did_nothing_must_have_done_nothing() -> None:
+    assert told(told=NOTHING, changes=2) == []
+    assert [number for number, _ in told(told=NOTHING, changes=3)] == ["P2"]
 
 
 def test_the_error_of_a_driver_must_not_reach_a_caller() -> None:

@@ -26,6 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from killproof_chaos.engines.crash_points import NOTHING
 from killproof_chaos.engines.crash_scenarios import BY_NAME, DOOMED, KEYED, LATER, NEXT, Context
 from killproof_chaos.engines.crash_session import (
     Session,
@@ -147,14 +148,17 @@ class Shimmed:
         if scenario.before is not None:
             scenario.before(context)
         error: Exception | None = None
+        answer: object = None
         self._shim.arm()
         try:
-            scenario.act(context)
+            answer = scenario.act(context)
         except Exception as raised:
             error = raised
         finally:
             self._shim.disarm()
         told: dict[str, Any] = {"told": word_of(error), "error": text_of(error)}
+        if answer is False:
+            told["told"] = NOTHING
         if mode == "count" and context.current is not None and scenario.prepare is not None:
             # Now: the end of this process gives back what it holds, which is a change of its own.
             told["full"] = _changes(context.current)

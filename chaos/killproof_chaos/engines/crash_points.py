@@ -17,6 +17,8 @@ EIO_KINDS: Final = frozenset(
 )
 FULL_KINDS: Final = frozenset({"write", "truncate", "allocate"})
 INTERRUPTED_KINDS: Final = frozenset({"open", "write", "fsync", "fdatasync", "truncate", "lock"})
+#: What a caller was told whose operation found nothing to do: no error, and no change.
+NOTHING: Final = "nothing"
 #: Operations whose return says nothing of jobs: a close gives back what it can, and where it
 #: cannot, the death of its process tells the others.
 COURTESIES: Final = frozenset({"close"})
@@ -154,7 +156,7 @@ def told_wrong(
     if base is not None and changes is not None and base != full:
         if told == "ok" and changes != full and operation not in COURTESIES:
             wrong.append(("P1", f"{operation} was told ok, and the file does not have it"))
-        elif told == "definite" and changes != base:
+        elif told in ("definite", NOTHING) and changes != base:
             wrong.append(("P2", f"{operation} was told that nothing happened, and the file has it"))
     return wrong
 

@@ -42,7 +42,7 @@ class Scenario:
     """One operation, and what it needs."""
 
     operation: str
-    act: Callable[[Context], None]
+    act: Callable[[Context], object]  #: False: the queue says that it did nothing
     prepare: Callable[[Context], None] | None  #: None: there is no file yet
     before: Callable[[Context], None] | None = None
     opens: bool = False  #: the queue is opened by `before` or by the act itself
@@ -158,9 +158,9 @@ def _open(context: Context) -> None:
     context.current = context.open("child")
 
 
-def _claim(context: Context) -> None:
+def _claim(context: Context) -> bool:
     context.session.brief()
-    context.session.claim()
+    return context.session.claim() is not None
 
 
 def _nack(context: Context) -> None:
@@ -218,7 +218,7 @@ SCENARIOS: Final = (
         operation="reap",
         prepare=_two_jobs,
         before=_die_holding,
-        act=lambda c: c.session.reap(),
+        act=lambda c: c.session.reap() > 0,
         opens=True,
     ),
     Scenario(operation="promote", prepare=_delayed_job, before=_wait_until_due, act=_claim),

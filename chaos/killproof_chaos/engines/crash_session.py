@@ -57,9 +57,9 @@ class Session(Protocol):
     def snooze(self, lease: Any) -> None: ...  # noqa: D102
     def ack_and_claim(self, lease: Any) -> None: ...  # noqa: D102
     def completing(self, lease: Any) -> None: ...  # noqa: D102
-    def reap(self) -> None: ...  # noqa: D102
-    def cancel(self, name: str) -> None: ...  # noqa: D102
-    def replay(self, name: str) -> None: ...  # noqa: D102
+    def reap(self) -> int: ...  # noqa: D102
+    def cancel(self, name: str) -> bool: ...  # noqa: D102
+    def replay(self, name: str) -> bool: ...  # noqa: D102
     def checkpoint(self, job: Job) -> None: ...  # noqa: D102
 
     def play(self, lease: Any) -> Exception | None:
@@ -175,24 +175,24 @@ class KillproofSession:
             values = (str(lease.job.payload["id"]), lease.job.attempt, lease.fence)
             tx.execute(RECORD_EFFECT, values)
 
-    def reap(self) -> None:
-        """Take back the leases of dead workers."""
-        self._recorder.call("reap", self.queue.reap, told=lambda found: {"value": found})
+    def reap(self) -> int:
+        """Take back the leases of dead workers; return how many."""
+        return self._recorder.call("reap", self.queue.reap, told=lambda found: {"value": found})
 
-    def cancel(self, name: str) -> None:
-        """Call a job off."""
+    def cancel(self, name: str) -> bool:
+        """Call a job off; False: it is too late."""
         number = self.ids[name]
-        self._recorder.call(
+        return self._recorder.call(
             "cancel",
             lambda: self.queue.cancel(number),
             job=number,
             told=lambda done: {"value": done},
         )
 
-    def replay(self, name: str) -> None:
-        """Give a dead job its attempts again."""
+    def replay(self, name: str) -> bool:
+        """Give a dead job its attempts again; False: it is not dead."""
         number = self.ids[name]
-        self._recorder.call(
+        return self._recorder.call(
             "replay",
             lambda: bool(operations.replay(self.queue, [number]).moved),
             job=number,
@@ -305,9 +305,9 @@ class MinimalSession:
         """Close the connection."""
         self.queue.db.close()
 
-    def reap(self) -> None:
+    def reap(self) -> int:
         """Claim: a claim takes back what ran out, there is no other way."""
-        self.claim()
+        return int(self.claim() is not None)
 
     def enqueue_many(self, jobs: Sequence[Job]) -> None:
         """Refuse: this queue cannot."""
@@ -325,11 +325,11 @@ class MinimalSession:
         """Refuse: this queue cannot."""
         raise Definite(f"job {lease.id}: minimal has no ack_and_claim")
 
-    def cancel(self, name: str) -> None:
+    def cancel(self, name: str) -> bool:
         """Refuse: this queue cannot."""
         raise Definite(f"job {name}: minimal has no cancel")
 
-    def replay(self, name: str) -> None:
+    def replay(self, name: str) -> bool:
         """Refuse: this queue cannot."""
         raise Definite(f"job {name}: minimal has no replay")
 
