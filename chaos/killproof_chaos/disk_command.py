@@ -25,7 +25,7 @@ STORES: Final = "killproof-store"
 #: Of a run that nobody sized: about a second of work for every thousand images and core.
 POINTS: Final = 1_000
 #: Enough for checkpoints and new logs, few enough for a file that is copied in a millisecond.
-JOBS: Final = 120
+JOBS: Final = 80
 JOBS_MAX: Final = 10_000
 SEED_MAX: Final = 2**32 - 1
 PLAIN_SECONDS: Final = 5.0

@@ -157,7 +157,7 @@ class Checker:
         with closing(sqlite3.connect(self._database, isolation_level=None)) as db:
             before = self._rows(db)
             recover()
-            after = self._rows(db)
+            after = self._rows(db, payloads=False)
             broken += whole(db)
             broken += moves(before, after, self._contract)
             broken += keys(after)
@@ -166,7 +166,7 @@ class Checker:
         broken += self._dead_letters(after)
         return before, after
 
-    def _rows(self, db: sqlite3.Connection) -> dict[str, Row]:
+    def _rows(self, db: sqlite3.Connection, *, payloads: bool = True) -> dict[str, Row]:
         mapping = self._mapping
         if mapping is None:
             return {
@@ -177,7 +177,8 @@ class Checker:
                 for row in self._target.snapshot(self._place)
             }  # fmt: skip
         # The mapping's expressions are over NEW; here every row of the table is one.
-        columns = (mapping.id, mapping.state, mapping.fence, mapping.key, mapping.payload)
+        payload = mapping.payload if payloads else None
+        columns = (mapping.id, mapping.state, mapping.fence, mapping.key, payload)
         select = ", ".join(column or "NULL" for column in columns)
         query = f"SELECT {select} FROM {mapping.table} AS NEW"  # noqa: S608 - the adapter's words
         words = mapping.states

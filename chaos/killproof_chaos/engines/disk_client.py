@@ -51,7 +51,9 @@ def operations(
     for number in range(jobs):
         mine = lists[number % producers]
         draw = source.random()
-        script = [WORK] if draw < 0.9 else ["raise", WORK] if draw < 0.96 else ["permanent"]
+        # Dead letters late: each image that holds one costs a snapshot of all its jobs.
+        last = ["permanent"] if number >= jobs * 3 // 4 and draw > 0.7 else [WORK]
+        script = ["raise", WORK] if draw < 0.06 else last
         job: dict[str, Any] = {
             "id": f"j{number}",
             "kind": source.choice(("report", "webhook")),

@@ -131,12 +131,14 @@ def _images(
     disk = disks.setdefault(world, Disk(tape))
     disk.play(step)
     notes, pending = tape.notes_before(step), disk.pending
+    name: bytes | None = None
     for policy in work.policies:
-        source = random.Random(f"{work.seed} {step} {policy}")
-        files = disk.image(policy, source)
-        name = digest(files)
-        if name not in seen:
-            seen[name] = checker.check(files)
+        if name is None or pending:  # Else every policy leaves the same files.
+            source = random.Random(f"{work.seed} {step} {policy}")
+            files = disk.image(policy, source)
+            name = digest(files)
+            if name not in seen:
+                seen[name] = checker.check(files)
         yield Image(
             step=step, policy=policy, world=world, digest=name, pending=pending, notes=notes,
             outcome=seen[name],
