@@ -139,6 +139,17 @@ def test_a_sync_makes_nothing_durable_before_it_has_ended() -> None:
     assert cut(tape_of(log), Policy.DROP) == {"q.db": b""}
 
 
+def test_a_cut_while_a_sync_is_under_way_may_take_what_it_syncs() -> None:
+    log = Log()
+    log.write(b"data")
+    sync = log.begin(Kind.FDATASYNC)
+    log.write(b"other", key=LOG)
+    log.end(sync)
+
+    assert cut(tape_of(log), Policy.DROP, step=1) == {"q.db": b""}
+    assert cut(tape_of(log), Policy.DROP) == {"q.db": b"data"}
+
+
 def test_a_sync_that_failed_makes_nothing_durable() -> None:
     log = Log()
     log.write(b"data")
@@ -245,6 +256,17 @@ def test_a_new_name_is_durable_only_after_a_sync_of_its_folder() -> None:
     assert cut(alone, Policy.DROP) == {"q.db": b""}
     assert drawn(alone, Policy.METADATA, "q.db-wal") == {None, b"frames"}
     assert cut(tape_of(log), Policy.DROP) == {"q.db": b"", "q.db-wal": b"frames"}
+
+
+def test_a_name_made_while_its_folder_is_being_synced_is_not_durable() -> None:
+    log = Log()
+    log.end(log.begin(Kind.OPEN, FOLDER, name=".", file=File.DIRECTORY), key=FOLDER)
+    sync = log.begin(Kind.FSYNC, FOLDER, file=File.DIRECTORY)
+    log.open("q.db-wal", LOG)
+    log.end(sync)
+
+    assert cut(tape_of(log), Policy.DROP) == {"q.db": b""}
+    assert cut(tape_of(log), Policy.KEEP) == {"q.db": b"", "q.db-wal": b""}
 
 
 def test_an_unlink_may_be_undone_until_its_folder_is_synced() -> None:
