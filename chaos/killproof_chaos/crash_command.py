@@ -156,12 +156,12 @@ def call_map(record: dict[str, Any]) -> Table:
 
 
 def _worst(verdicts: dict[str, str], faults: tuple[str, ...]) -> str:
-    """Return the letter of the worst verdict; a blank where no fault was tried."""
+    """Return the letter of the worst verdict; a dash where no fault applies to the call."""
     found = {verdicts[fault] for fault in faults if fault in verdicts}
     for word in ("violated", "unknown", "pass"):
         if word in found:
             return LETTERS[word]
-    return " "
+    return "-"
 
 
 def _progress() -> Callable[[Turn], None]:
@@ -189,7 +189,7 @@ def _tell(record: dict[str, Any], store: Store, *, as_json: bool) -> None:
     if not out.is_terminal and "COLUMNS" not in os.environ:
         out.width = FILE_COLUMNS
     out.print(call_map(record), highlight=False)
-    out.print("  . pass  X violated  ? unknown", style="dim", highlight=False)
+    out.print("  . pass  X violated  ? unknown  - no such failure", style="dim", highlight=False)
     out.print(summary.table(list(render_rows(record))))
     for line in summary.figures(record):
         out.print(line, style="dim", markup=False, highlight=False)
@@ -203,6 +203,7 @@ def _tell(record: dict[str, Any], store: Store, *, as_json: bool) -> None:
     out.print(headline(record), style="bold", markup=False, highlight=False)
     stream = sys.stderr if as_json else sys.stdout
     print(f"again:  {record['replay']}", file=stream)
+    print(f"files:  in {record['files_in']}", file=stream)
     print(f"points: {store.path / POINTS}", file=stream)
     if as_json:
         print(json.dumps(record, ensure_ascii=False))

@@ -279,6 +279,7 @@ class Engine:
             "exhausted": not missed and not self._because,
             "jobs": {},
             "recovery_ms": {},
+            "files_in": str(self._room()),
             "seconds": round(time.monotonic() - self._began, 1),
             "operations": self._table(),
             "environment": run["environment"],
