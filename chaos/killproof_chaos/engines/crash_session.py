@@ -1,6 +1,6 @@
 """One step of a queue at a time, on record: what the engine `crash` asks of a target.
 
-A session is a process's whole view of a queue: a connection, a history, and the calls by name. A
+A `Session` is a process's whole view of a queue: a connection, a history, and the calls by name. A
 target that has `steps(place, recorder)` gives one; the sessions of the built-in targets are here.
 What a queue does by chance or by the clock is fixed, so that the n-th file call of an operation is
 the same call in every run.
@@ -45,7 +45,7 @@ class Session(Protocol):
     ids: dict[str, Any]  #: the harness's id -> the queue's, of what was enqueued
 
     def brief(self) -> None:
-        """Make the leases of this session short, where only their end frees a job."""
+        """Make the leases short that are taken from now on, where only their end frees a job."""
 
     def enqueue(self, job: Job) -> None: ...  # noqa: D102
     def enqueue_many(self, jobs: Sequence[Job]) -> None: ...  # noqa: D102
