@@ -37,7 +37,7 @@ def image_of(place: Path, state: str, *, effects: int = 0) -> dict[str, bytes]:
 def check(place: Path, told: Iterable[Told], state: str, *, effects: int = 0) -> Outcome:
     (place / "made").mkdir()
     image = image_of(place / "made", state, effects=effects)
-    return Checker(load("minimal"), place / "image", list(told)).check(image)
+    return Checker(load("minimal"), place / "image", list(told), database="queue.db").check(image)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,8 @@ def test_an_image_honours_a_note_or_says_that_it_does_not(
 
 def test_a_file_that_does_not_open_honours_nothing(place: Path) -> None:
     told = [Told(f="enqueue", job="1")]
-    outcome = Checker(load("minimal"), place / "image", told).check({"queue.db": b"no database"})
+    checker = Checker(load("minimal"), place / "image", told, database="queue.db")
+    outcome = checker.check({"queue.db": b"no database"})
 
     assert not outcome.opens
     assert outcome.unhonoured == (0,)

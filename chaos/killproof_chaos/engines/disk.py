@@ -27,7 +27,7 @@ from killproof_chaos.engines.crew import EngineFailed
 from killproof_chaos.engines.disk_check import Told, read_told
 from killproof_chaos.engines.disk_model import Policy, Tape, World, compile_tape
 from killproof_chaos.engines.disk_pool import CheckFailed, Image, Work, check_all
-from killproof_chaos.engines.disk_record import Recording, load, record
+from killproof_chaos.engines.disk_record import Recording, database_name, load, record
 from killproof_chaos.shim.build import ShimUnavailable
 from killproof_evidence.environment import environment
 from killproof_evidence.judge import PROPERTIES
@@ -153,6 +153,9 @@ def _judged(
         work = Work(
             target=target, tapes=tapes, told=told, policies=options.policies, seed=options.seed,
             folder=folder,
+            database=database_name(
+                target, {name: content for name, (_, content) in recording.initial.items()}
+            ),
         )  # fmt: skip
         total = len(points) * len(options.policies)
         began = time.monotonic()

@@ -99,11 +99,20 @@ def read_told(text: bytes) -> Told | None:
 class Checker:
     """Checks images of one target in one folder, over and over."""
 
-    def __init__(self, target: Target, place: Path, told: Sequence[Told | None]) -> None:
-        """Check in `place`, which is emptied for each image; `told` are all notes of the run."""
+    def __init__(
+        self, target: Target, place: Path, told: Sequence[Told | None], *, database: str
+    ) -> None:
+        """Check in `place`, which is emptied for each image.
+
+        Args:
+            target: whose images they are.
+            place: a folder of its own.
+            told: all notes of the run.
+            database: name of the SQLite file in an image.
+        """
         self._target: Any = target
         self._place = place
-        self._database = place / str(getattr(target, "database", "queue.db"))
+        self._database = place / database
         self._told = told
         self._contract: Contract = target.contract
         self._asked: dict[str, Mapping[str, Any]] = {}  # Queue's id -> the job as asked for.

@@ -7,6 +7,7 @@ twice, and an image costs neither an interpreter nor an import.
 
 import multiprocessing
 import random
+import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -47,6 +48,7 @@ class Work:
     told: tuple[Told | None, ...]
     policies: tuple[Policy, ...]
     seed: int
+    database: str  #: name of the SQLite file
     folder: Path  #: where images are laid out, in RAM if there is any
 
 
@@ -103,7 +105,8 @@ def _received(connection: Connection) -> list[Image]:
 
 def _work(channel: Connection, work: Work, place: Path) -> None:
     """Check chunks until there are no more."""
-    checker = Checker(work.target, place, work.told)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends this one.
+    checker = Checker(work.target, place, work.told, database=work.database)
     disks: dict[World, Disk] = {}
     seen: dict[bytes, Outcome] = {}
     while (chunk := channel.recv()) is not None:

@@ -11,7 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,7 @@ from killproof_evidence.store import Store, StoreError, write_json
 from killproof_evidence.target import Target
 
 LOG: Final = "disk.log"
+SQLITE_HEAD: Final = b"SQLite format 3\0"
 INITIAL: Final = "initial"  #: folder of the files that were there before the first record
 INITIAL_INDEX: Final = "files.json"
 PRODUCERS: Final = 2
@@ -128,8 +129,29 @@ def _prepare(target: Target, place: Path) -> None:
             db.commit()
 
 
+def database_name(target: Target, files: Mapping[str, bytes]) -> str:
+    """Return the name of the database among these files: the target's word, or the first that is.
+
+    Raises:
+        EngineFailed: the target made none.
+    """
+    named = getattr(target, "database", None)
+    if named is not None:
+        return str(named)
+    for name, content in sorted(files.items()):
+        if content.startswith(SQLITE_HEAD):
+            return name
+    raise EngineFailed(f"{target.name} made no SQLite file: this engine has nothing to cut")
+
+
 def _database(target: Target, place: Path) -> Path:
-    return place / str(getattr(target, "database", "queue.db"))
+    """Return the database; only while nobody has it open, for its head may be read."""
+    files = {
+        str(path.relative_to(place)): path.read_bytes()[: len(SQLITE_HEAD)]
+        for path in sorted(place.rglob("*"))
+        if path.is_file()
+    }
+    return place / database_name(target, files)
 
 
 def _files(place: Path, library: Path) -> dict[str, tuple[FileKey, bytes]]:
@@ -160,13 +182,12 @@ def _run(
     }
     client = [sys.executable, "-m", disk_client.__name__]
     producers, others = [], []
+    database = _database(target, place)
     try:
         for number in range(1, WORKERS + 1):
             argv = target.worker_argv(place)
             others.append(_start(f"w{number}.1", argv, base, store))
-        if (database := _database(target, place)).exists():
-            argv = [*client, "checkpoint", str(database)]
-            others.append(_start("checkpoint.1", argv, base, store))
+        others.append(_start("checkpoint.1", [*client, "checkpoint", str(database)], base, store))
         for number, operations in enumerate(lists, 1):
             path = store.path / f"operations-{number}.json"
             path.write_text(json.dumps(operations, ensure_ascii=False), encoding="utf-8")
