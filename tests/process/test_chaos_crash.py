@@ -54,6 +54,8 @@ def test_a_broken_queue_is_found_by_its_property_in_the_operation_that_breaks(
     code, verdict = crash(place, target, operation, "--no-errors")
 
     assert code == 1
+    words = f"--target {target} --operation {operation} --no-errors"
+    assert verdict["replay"] == f"killproof chaos crash {words}"
     found = verdict["properties"][promise]
     assert found["verdict"] == "violated"
     assert f" {operation}" in found["witnesses"][0]["story"].partition(":")[0]

@@ -294,6 +294,8 @@ class Engine:
         argv = ["killproof", "chaos", "crash", "--target", self._name]
         if len(self._operations) < len(operations_of(self._target)):
             argv += [word for name in self._operations for word in ("--operation", name)]
+        if not self._errors:
+            argv.append("--no-errors")
         return {
             "target": self._target.name,
             "engine": "crash",
