@@ -142,6 +142,7 @@ def replay(
     """Print a run's plan, and run it again with the same seed and options."""
     if Path(what).is_dir():
         crash_command.refuse(Path(what))
+        disk_command.refuse_plan(Path(what))
         planned = Plan.read(Store(what).plan)
     else:
         options = Options.of_token(what)

@@ -100,6 +100,22 @@ def test_a_recorded_run_is_judged_again_from_its_log_alone(place: Path) -> None:
 
 
 @pytest.mark.usefixtures("compiled")
+def test_a_recorded_run_has_no_plan_and_says_how_it_is_repeated(place: Path) -> None:
+    verdict = verdict_of(cut(place, "--target", "minimal", *SMALL), 0)
+    done = subprocess.run(
+        [sys.executable, "-m", "killproof", "chaos", "replay", "run"],
+        cwd=place,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+    )
+
+    assert done.returncode == 64
+    assert verdict["replay"] in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.usefixtures("compiled")
 def test_losses_at_level_process_are_told_and_break_no_promise(place: Path) -> None:
     verdict = verdict_of(cut(place, "--target", "killproof-process", *SMALL), 0)
 
