@@ -650,7 +650,7 @@ class Database:
             DatabaseBusy: the limit passed; definite.
         """
         clock = self.host.clock
-        deadline_ns = -1
+        first_ns = -1
         while True:
             try:
                 return attempt()
@@ -659,9 +659,9 @@ class Database:
                     self._raise_known(error)
                     raise
                 now_ns = clock.monotonic_ns()
-                if deadline_ns < 0:
-                    deadline_ns = now_ns + round(self.busy_limit * 1e9)
-                if now_ns >= deadline_ns:
+                if first_ns < 0:
+                    first_ns = now_ns
+                if now_ns - first_ns >= self.busy_limit * 1e9:  # A worker told to stop lowers it.
                     raise DatabaseBusy(
                         f"{self.path} was locked by another program for {self.busy_limit:g} s: "
                         "find who holds it, or try again"
