@@ -508,6 +508,21 @@ LEASES = (
         f"{LIVENESS}byte_comes_before_the_row",
     ),
     m(
+        "the row stays while a lease names it",
+        "jobs.py",
+        "WHERE id = :id\n           AND NOT EXISTS (SELECT 1 FROM job WHERE state = 'leased' AND"
+        " owner = worker.id)",
+        "WHERE id = :id",
+        f"{LIVENESS}still_seen_to_be_a_dead",
+    ),
+    m(
+        "a byte that a handler has freed ends no closing",
+        "liveness.py",
+        "with suppress(OSError):  # A handler has closed the descriptor",
+        "if True:  # A handler has closed the descriptor",
+        f"{LIVENESS}closing_after_a_handler",
+    ),
+    m(
         "a rolled back registration is repeated",
         "jobs.py",
         "if new or again:",

@@ -8,6 +8,7 @@ import os
 import random
 import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,10 @@ def peer(queue: Queue, clock: ManualClock) -> Iterator[Queue]:
     """Another worker on the same file and clock, with a life of its own."""
     with Queue(queue.path, host=Host(clock=clock, random=random.Random(5))) as peer:
         yield peer
+
+
+def outcome_of(queue: Queue, lease: Lease) -> str:
+    return read(queue, lease.job.id).attempts[-1].outcome
 
 
 def die(queue: Queue) -> None:
@@ -506,6 +511,30 @@ def test_descriptors_closed_by_a_handler_are_healed_by_the_next_heartbeat(
     assert new.owner != old.owner
     assert peer.reap() == 0
     queue.ack(new)
+
+
+def test_closing_after_a_handler_has_closed_the_descriptors_raises_nothing(queue: Queue) -> None:
+    lease = claimed(queue)
+    life = queue.database.liveness
+    assert isinstance(life, Liveness)
+    os.close(life._hold)
+    queue.close()
+
+    with Queue(queue.path) as other:
+        assert outcome_of(other, lease) == "released"
+
+
+def test_a_lease_that_can_not_be_given_back_is_still_seen_to_be_a_dead_workers(
+    queue: Queue, peer: Queue, clock: ManualClock
+) -> None:
+    lease = claimed(queue)
+    with closing(sqlite3.connect(queue.path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA ignore_check_constraints = ON")
+        connection.execute("UPDATE job SET failures = -5")
+    queue.close()
+
+    assert peer.reap() == 1
+    assert read(peer, lease.job.id).error_class == "RowDamaged"
 
 
 def test_the_rows_of_workers_that_are_gone_are_forgotten_and_those_of_the_living_kept(

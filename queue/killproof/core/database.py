@@ -304,12 +304,11 @@ class Database:
         if isinstance(tx, Transaction):
             tx.check_open(self.path)
             return tx
-        names = [row[2] for row in tx.cursor().execute("PRAGMA database_list") if row[1] == "main"]
-        if not names or os.path.realpath(names[0]) != self.path:
-            raise ValueError(
-                f"tx is a connection on {names[0] if names else None!r}, not on {self.path!r}"
-            )
-        return Transaction(tx, self.path, is_ours=False)
+        joined = Transaction(tx, self.path, is_ours=False)
+        (name,) = (row[2] for row in joined.rows("PRAGMA database_list") if row[1] == "main")
+        if os.path.realpath(str(name)) != self.path:
+            raise ValueError(f"tx is a connection on {name!r}, not on {self.path!r}")
+        return joined
 
     def is_writing(self) -> bool:
         """Whether this thread is inside a write: an asynchronous exception had better wait."""

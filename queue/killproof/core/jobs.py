@@ -340,7 +340,8 @@ class Queue:
             self._ack(tx, lease, text)
             taken = self._claim(tx, 1, wanted)
         self._full_last = bool(taken)
-        leases = self._readable(taken) or (taken and self.claim_many(1, kinds)) or []
+        # No second claim for one that can not be read: its error would look like one of the ack.
+        leases = self._readable(taken)
         return leases[0] if leases else None
 
     def _claim(self, tx: Transaction, limit: int, wanted: str | None) -> list["_Taken"]:
@@ -661,7 +662,7 @@ class Queue:
 
     ATTEMPTS: Final = """
         SELECT fence, outcome, worker, started_ms, finished_ms, error_class, error_message,
-        traceback
+               traceback
           FROM attempt WHERE job_id = :id ORDER BY fence"""
 
     def get(self, job_id: int) -> Job | None:
@@ -828,7 +829,9 @@ class Queue:
          WHERE NOT EXISTS (SELECT 1 FROM job WHERE state = 'leased' AND owner = worker.id)
          LIMIT 100"""
 
-    UNREGISTER: Final = "DELETE FROM worker WHERE id = :id"
+    UNREGISTER: Final = """
+        DELETE FROM worker WHERE id = :id
+           AND NOT EXISTS (SELECT 1 FROM job WHERE state = 'leased' AND owner = worker.id)"""
 
     def _register(self, tx: Transaction, *, again: bool) -> str:
         """Return our identity, registered in this transaction: the byte, the row, then claims.
@@ -880,7 +883,10 @@ class Queue:
                 self.database.liveness = None
 
     def _leave(self, identity: "_Identity") -> None:
-        """Release what we hold, delete our row, free the byte: backwards."""
+        """Release what we hold, delete our row, free the byte: backwards.
+
+        The row stays while a lease names it: without it the freed byte would prove nothing.
+        """
         with self.database.write("release") as tx:
             held = tx.rows(
                 self.HELD_BY, {"owner": identity.id, "before_ns": NEVER_NS, "limit": BATCH_MAX}

@@ -15,6 +15,7 @@ handed out, so none is handed out twice, and the file stays empty.
 import fcntl
 import os
 import struct
+from contextlib import suppress
 
 from killproof.core.turnstile import close_quietly, open_lock_file
 
@@ -82,7 +83,8 @@ class Liveness:
     def release(self) -> None:
         """Free the byte: the identity that held it counts as dead from here on."""
         if self._byte is not None:
-            _set_lock(self._hold, self._byte, fcntl.F_UNLCK)
+            with suppress(OSError):  # A handler has closed the descriptor, and freed it so.
+                _set_lock(self._hold, self._byte, fcntl.F_UNLCK)
             self._byte = None
 
     def close(self) -> None:
