@@ -147,15 +147,15 @@ OPENING = (
     m(
         "a newer file is refused",
         "database.py",
-        "version is None or version > SCHEMA_VERSION",
-        "version is None",
+        "not isinstance(version, int) or version > SCHEMA_VERSION",
+        "not isinstance(version, int)",
         f"{FILES}newer_file",
     ),
     m(
         "a foreign table is refused, whatever its case",
         "database.py",
-        "WHERE lower(name) IN",
-        "WHERE name IN",
+        "found = {name.lower(): name for",
+        "found = {name: name for",
         f"{FILES}foreign_table",
     ),
     m(
