@@ -140,7 +140,7 @@ class Plan:
                 for name, operations in zip(self.producers, self.operations, strict=True)
             },
         }
-        text = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
+        text = json.dumps(record, separators=(",", ":"))
         path.write_text(text + "\n", encoding="utf-8")
 
     @classmethod

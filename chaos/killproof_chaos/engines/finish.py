@@ -69,6 +69,7 @@ def finish(
     run["environment"] = found
     run["counts"] = _counts(store)
     run["contract"] = "contract.toml"
+    run["files"] = store.sizes()
     run["obligations"]["hit"] = coverage.hit(store, options, run)
     store.write_run(run)
     return run
