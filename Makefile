@@ -85,4 +85,5 @@ report-contention: ## The queue beside a plain reference: reports/contention.md.
 	$(BIN)/killproof bench claim --rows 1000000 --stopped --report reports/contention.md
 
 clean: ## Remove what tools have left.
-	rm -rf .fresh .ci-venv .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .fresh .ci-venv .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	    .import_linter_cache
