@@ -268,7 +268,8 @@ def _read_line(where: str, line: bytes) -> dict[str, Any]:
     try:
         row = json.loads(line, parse_constant=_refuse_constant)
         # A lone surrogate passes json.loads and only fails when the queue stores it.
-        json.dumps(row, ensure_ascii=False).encode()
+        # A number beyond the range of a double, such as 1e999, is read as infinity.
+        json.dumps(row, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError) as error:
         raise JobsInvalid(f"{where}: not JSON ({error}): write one JSON object a line") from None
     if not isinstance(row, dict):
