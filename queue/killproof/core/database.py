@@ -289,7 +289,11 @@ class Database:
             self._wait_for_disk(handle)
 
     def peek(self, sql: LiteralString, values: Values = ()) -> list[tuple[Value, ...]]:
-        """Return rows that are advisory only: not necessarily durable, no write lock taken."""
+        """Return rows that are advisory only: not necessarily durable, no write lock taken.
+
+        Raises:
+            DatabaseBusy, FileRefused, StorageFailed: definite.
+        """
         with self._using() as handle:
             return self._patiently(lambda: handle.connection.execute(sql, values).fetchall())
 

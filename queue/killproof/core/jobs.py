@@ -312,7 +312,12 @@ class Queue:
         return leases[0] if leases else None
 
     def claim_many(self, limit: int, kinds: Iterable[str] | None = None) -> list[Lease]:
-        """Take up to so many jobs in one transaction, in order; see `claim`."""
+        """Take up to so many jobs in one transaction, in order.
+
+        Raises:
+            ValueError: the limit is not an integer from 1 to `BATCH_MAX`; definite.
+            KillproofError: as for `claim`.
+        """
         model.check_count(limit, "limit", 1, BATCH_MAX)
         wanted = _kinds_json(kinds)
         # An empty poll must not take the write lock; a busy queue must not pay for a look before.
@@ -330,6 +335,8 @@ class Queue:
         self, lease: Lease, result: object = None, kinds: Iterable[str] | None = None
     ) -> Lease | None:
         """Finish a job and take the next in one transaction: half the commits of a busy worker.
+
+        None: the job is finished, and nothing was claimed, or nothing that can be read.
 
         Raises:
             LeaseLost: the lease is not current; nothing was claimed either; definite.
@@ -500,7 +507,13 @@ class Queue:
             self._ack(tx, lease, text)
 
     def transaction(self) -> AbstractContextManager[Transaction]:
-        """Open a write transaction on the file, for the caller's SQL and `enqueue(..., tx=tx)`."""
+        """Open a write transaction on the file, for the caller's SQL and `enqueue(..., tx=tx)`.
+
+        It holds the write lock for the length of the block, and is durable when the block is left.
+
+        Raises:
+            KillproofError: as for `ack`, but for `LeaseLost`.
+        """
         return self.database.write("")
 
     def nack(
@@ -701,6 +714,9 @@ class Queue:
         """Return the number of jobs in each state, all from one snapshot, durable.
 
         It counts index entries: cheap against rows, but not free at a million of them.
+
+        Raises:
+            DatabaseBusy, NestedTransaction, StorageFailed: definite.
         """
         with self.database.read() as tx:
             found = {cast(str, state): cast(int, count) for state, count in tx.rows(self.COUNTS)}
@@ -728,6 +744,9 @@ class Queue:
         """Take back the leases of dead workers and those that have run out; return how many.
 
         Claims do it as well, a bounded number of rows each; this does it until nothing is left.
+
+        Raises:
+            KillproofError: as for `claim`; what was taken back before stays so.
         """
         reaped = 0
         while True:
@@ -914,7 +933,11 @@ class Queue:
         """Wait until something looks claimable; False after so many seconds without.
 
         It takes no write lock and reads rows only after somebody has committed: an idle worker
-        costs a look at a shared-memory counter, and a lock test for each lease, every 4 to 50 ms.
+        costs a look at a shared-memory counter, and a lock test for each holder, every 4 to 50 ms.
+
+        Raises:
+            ValueError: kinds or seconds are wrong; the message shows it; definite.
+            DatabaseBusy, StorageFailed: definite.
         """
         wanted, clock = _kinds_json(kinds), self.host.clock
         end_ns = clock.monotonic_ns() + model.to_ms(seconds, "seconds") * 1_000_000
