@@ -48,7 +48,7 @@ class StorageFull(KillproofError):
 
 
 class StorageFailed(KillproofError):
-    """The disk or the log failed before, the queue is stopped: definite; repair as the text says."""
+    """The disk or the log failed before, the queue is stopped: definite; repair as it says."""
 
 
 class FileRefused(KillproofError):
