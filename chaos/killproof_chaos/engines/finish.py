@@ -6,6 +6,7 @@ Only here does the supervisor open the database, and only while nobody else live
 import json
 import shutil
 import sqlite3
+from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ EFFECT_TABLE: Final = """
 #: After one of these the lease is no longer the process's.
 ENDING: Final = frozenset({"ack", "nack", "release", "snooze"})
 #: What keeps an idle worker from taking over.
-STRIKES: Final = frozenset({"kill", "pause", "term"})
+STRIKES: Final = frozenset({"kill", "pause", "term", "handler-exit", "handler-abort"})
 
 
 def prepare(target: Target, place: Path, database: Path, plan: Plan) -> None:
@@ -126,14 +127,17 @@ def _write_recovery(store: Store) -> None:
     by_job: dict[str, list[_Claim]] = {}
     for claim in claims:
         by_job.setdefault(claim.job, []).append(claim)
+    turns = _Turns(store)
     log = store.writer(store.recovery)
     for claim in claims:
         kill = kills.get(claim.pid)
         if kill is None or (claim.job, claim.fence) in ended:
             continue
-        later = [c.t for c in by_job[claim.job] if c.fence > claim.fence and c.t > kill["t"]]
+        later = [c for c in by_job[claim.job] if c.fence > claim.fence and c.t > kill["t"]]
+        after = min(later, key=lambda c: c.t, default=None)
         # None: nobody had to, its outcome was in the file; or nobody did, says P18.
-        t_reclaim = min(later, default=None)
+        t_reclaim = None if after is None else after.t
+        waited = after is not None and turns.waited(after)
         log.append(
             {
                 "t_kill": kill["t"],
@@ -142,10 +146,38 @@ def _write_recovery(store: Store) -> None:
                 "fence": claim.fence,
                 "phase": kill["phase"],
                 "t_reclaim": t_reclaim,
-                "peers_idle": _was_spared(kill, t_reclaim, faults),
+                "peers_idle": not waited and _was_spared(kill, t_reclaim, faults),
             }
         )
     log.close()
+
+
+class _Turns:
+    """The order of the claims, as the audit has it: did a job wait for others that came first?
+
+    Once taken back, a job of low priority waits behind the urgent ones: that is P11, not P18.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._claimed: list[int] = []  # In commit order.
+        self._at: dict[tuple[str, int | None], tuple[int, int | None]] = {}
+        free: dict[str, int] = {}
+        for _, change in store.read(store.audit):
+            if change is None:
+                continue
+            job = str(change["job"])
+            if change["new"] == "available":
+                free[job] = change["seq"]
+            elif change["new"] == "leased":
+                self._claimed.append(change["seq"])
+                self._at[job, change.get("fence")] = change["seq"], free.pop(job, None)
+
+    def waited(self, claim: _Claim) -> bool:
+        """Say whether others were claimed between the job's being there and its claim."""
+        claimed, free = self._at.get((claim.job, claim.fence), (0, None))
+        if free is None:
+            return False
+        return bisect_left(self._claimed, claimed) > bisect_left(self._claimed, free)
 
 
 def _was_spared(kill: dict[str, Any], until: int | None, faults: list[dict[str, Any]]) -> bool:
