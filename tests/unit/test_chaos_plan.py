@@ -161,6 +161,18 @@ def test_the_users_jobs_keep_what_they_say_and_get_the_rest_from_the_seed(tmp_pa
     assert (second.script, second.sink) == (("raise", "ok"), "http")
 
 
+def test_a_large_payload_stands_once_in_the_plan_however_often_it_is_enqueued(
+    tmp_path: Path,
+) -> None:
+    path = lines(tmp_path, json.dumps({"kind": "a", "payload": "x" * 200_000}))
+    made = plan.make(Options(seconds=1.0), (), workload.read_jobs(path))
+    made.write(tmp_path / "plan.json")
+
+    assert (tmp_path / "plan.json").stat().st_size < 300_000
+    read = Plan.read(tmp_path / "plan.json")
+    assert [list(operations) for operations in read.operations] == made.operations
+
+
 def test_a_file_that_is_repeated_gets_fresh_keys(tmp_path: Path) -> None:
     path = lines(tmp_path, '{"kind": "mail", "payload": 1, "key": "m"}')
     made = workload.make(
