@@ -71,8 +71,22 @@ class Options:
 
     @classmethod
     def of_record(cls, record: dict[str, Any]) -> "Options":
-        """Read the options of a plan or token."""
-        return cls(**{**record, "nemeses": tuple(record["nemeses"])})
+        """Read the options of a plan or token.
+
+        Raises:
+            ValueError, TypeError, KeyError: an option is missing, unknown or of no use.
+        """
+        options = cls(**{**record, "nemeses": tuple(record["nemeses"])})
+        lowest = {"workers": 1, "producers": 1, "kills": 0, "pauses": 0, "seed": 0}
+        for name, low in lowest.items():
+            value = getattr(options, name)
+            if not isinstance(value, int) or value < low:
+                raise ValueError(f"{name} is {value!r}")
+        if not options.seconds > 0:
+            raise ValueError(f"seconds is {options.seconds!r}")
+        if not set(options.nemeses) <= set(NEMESES):
+            raise ValueError(f"nemeses are {options.nemeses!r}")
+        return options
 
     @classmethod
     def of_token(cls, token: str) -> "Options":

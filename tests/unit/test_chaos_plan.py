@@ -1,7 +1,10 @@
 """The plan and the workload: pure functions of the seed and the options."""
 
+import base64
 import json
+import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -121,6 +124,17 @@ def test_a_token_holds_all_options() -> None:
 @pytest.mark.parametrize("token", ["", "kp1-", "kp1-!!!", "kp1-AAAA", "nonsense"])
 def test_what_is_no_token_is_refused_with_the_remedy(token: str) -> None:
     with pytest.raises(PlanInvalid, match="neither a store nor a token: give the folder"):
+        Options.of_token(token)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"workers": "x"}, {"kills": -1}, {"seconds": 0}, {"nemeses": ["fire"]}]
+)
+def test_a_token_with_an_option_of_no_use_is_refused(wrong: dict[str, Any]) -> None:
+    text = json.dumps({"nemeses": ["kill"]} | wrong)
+    token = plan.TOKEN_PREFIX + base64.urlsafe_b64encode(zlib.compress(text.encode())).decode()
+
+    with pytest.raises(PlanInvalid, match="is neither a store nor a token"):
         Options.of_token(token)
 
 
