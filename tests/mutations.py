@@ -619,7 +619,7 @@ STATEMENTS = (
     m(
         "a snooze is no attempt",
         "jobs.py",
-        "IN ('released', 'snoozed')",
+        "IN ('released', 'snoozed', 'held')",
         "IN ('released')",
         f"{OUTCOMES}snooze_is_no_attempt",
     ),

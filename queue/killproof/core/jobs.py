@@ -577,7 +577,7 @@ class Queue:
     END: Final = """
         UPDATE job
            SET state = :state, due_ms = coalesce(:due_ms, due_ms), result = :result,
-               forgiven = forgiven + (:outcome IN ('released', 'snoozed')),
+               forgiven = forgiven + (:outcome IN ('released', 'snoozed', 'held')),
                failures = failures + (:outcome = 'failed'),
                crashes = crashes + (:outcome IN ('crashed', 'expired')),
                owner = NULL, lease_deadline_ns = NULL, updated_ms = :now_ms,
