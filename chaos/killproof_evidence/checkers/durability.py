@@ -158,7 +158,7 @@ def conservation(evidence: Evidence) -> Finding:
     """P14: the counts by state add up at every commit, and at the end."""
     tally = Tally()
     if not evidence.changes:
-        return tally.finding("no audit: the target's table is not mapped")
+        return tally.finding("no change of a job is in the audit")
     for story in evidence.stories:
         before: Change | None = None
         for change in story.changes:
@@ -183,7 +183,7 @@ def conservation(evidence: Evidence) -> Finding:
                 where(before),
                 *(row.at for row in story.rows),
             )
-    return tally.finding("no audit: the target's table is not mapped")
+    return tally.finding("no change of a job is in the audit")
 
 
 def integrity(evidence: Evidence) -> Finding:
