@@ -1,6 +1,7 @@
 """What is made of a run's records when the last process has ended."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,20 @@ def test_a_job_that_waited_for_its_turn_says_nothing_of_recovery(tmp_path: Path)
     )
 
     assert found["peers_idle"] is False
+
+
+def test_a_job_that_waited_for_its_turn_was_recovered_when_it_was_there(tmp_path: Path) -> None:
+    """Else a reap that comes ten seconds late would go unseen whenever others went first."""
+    wall_ns = time.time_ns() - time.monotonic_ns()
+    killed = time.monotonic_ns()
+    back_ms = (killed + 10_000_000_000 + wall_ns) // 1_000_000
+    other = {"seq": 4, "job": 6, "old": "available", "new": "leased", "fence": 1}
+    changes = [*CHANGES[:2], CHANGES[2] | {"t_ms": back_ms}, other, CHANGES[3] | {"seq": 5}]
+    late = [record | {"t": killed + 12_000_000_000} for record in SECOND]
+    (found,) = recovered(tmp_path, faults=[KILL | {"t": killed}], second=late, changes=changes)
+
+    assert found["peers_idle"] is True
+    assert 9_000 < (found["t_reclaim"] - found["t_kill"]) / 1_000_000 < 11_000
 
 
 def test_a_job_that_was_taken_back_late_is_a_slow_recovery_whatever_else_was_claimed(

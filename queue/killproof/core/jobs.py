@@ -123,7 +123,7 @@ class Queue:
 
         Given back as no attempt, a job whose handler ends its worker would come again for ever.
         """
-        if isinstance(error, Exception):
+        if isinstance(error, Exception) or (isinstance(error, SystemExit) and error.code):
             self._identity = None  # Its byte is freed with the rest, and tells the others.
         self.close()
 
