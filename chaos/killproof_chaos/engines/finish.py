@@ -6,6 +6,7 @@ Only here does the supervisor open the database, and only while nobody else live
 import json
 import shutil
 import sqlite3
+import time
 from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import closing
@@ -138,6 +139,10 @@ def _write_recovery(store: Store) -> None:
         # None: nobody had to, its outcome was in the file; or nobody did, says P18.
         t_reclaim = None if after is None else after.t
         waited = after is not None and turns.waited(after)
+        t_taken_back = turns.taken_back(after) if after is not None and waited else None
+        if t_reclaim is not None and t_taken_back is not None:
+            # It was there again, and others went first: the recovery ended when it was there.
+            t_reclaim = max(kill["t"], min(t_reclaim, t_taken_back))
         log.append(
             {
                 "t_kill": kill["t"],
@@ -146,7 +151,8 @@ def _write_recovery(store: Store) -> None:
                 "fence": claim.fence,
                 "phase": kill["phase"],
                 "t_reclaim": t_reclaim,
-                "peers_idle": not waited and _was_spared(kill, t_reclaim, faults),
+                "peers_idle": (not waited or t_taken_back is not None)
+                and _was_spared(kill, t_reclaim, faults),
             }
         )
     log.close()
@@ -155,19 +161,21 @@ def _write_recovery(store: Store) -> None:
 class _Turns:
     """The order of the claims, as the audit has it: did a job wait for others that came first?
 
-    Once taken back, a job of low priority waits behind the urgent ones: that is P11, not P18.
+    Once taken back, a job of low priority waits behind the urgent ones: that is P11, not P18.  What
+    P18 is about is then the moment of taking back, which the audit has by the wall clock.
     """
 
     def __init__(self, store: Store) -> None:
         self._claimed: list[int] = []  # In commit order.
-        self._at: dict[tuple[str, int | None], tuple[int, int | None]] = {}
-        free: dict[str, int] = {}
+        self._at: dict[tuple[str, int | None], tuple[int, dict[str, Any] | None]] = {}
+        self._offset_ns = time.time_ns() - time.monotonic_ns()
+        free: dict[str, dict[str, Any]] = {}
         for _, change in store.read(store.audit):
             if change is None:
                 continue
             job = str(change["job"])
             if change["new"] == "available":
-                free[job] = change["seq"]
+                free[job] = change
             elif change["new"] == "leased":
                 self._claimed.append(change["seq"])
                 self._at[job, change.get("fence")] = change["seq"], free.pop(job, None)
@@ -177,7 +185,14 @@ class _Turns:
         claimed, free = self._at.get((claim.job, claim.fence), (0, None))
         if free is None:
             return False
-        return bisect_left(self._claimed, claimed) > bisect_left(self._claimed, free)
+        return bisect_left(self._claimed, claimed) > bisect_left(self._claimed, free["seq"])
+
+    def taken_back(self, claim: _Claim) -> int | None:
+        """Return when the job was there again before this claim, in ns of the kills' clock."""
+        _, free = self._at.get((claim.job, claim.fence), (0, None))
+        if free is None or free.get("t_ms") is None:
+            return None
+        return int(free["t_ms"]) * 1_000_000 - self._offset_ns
 
 
 def _was_spared(kill: dict[str, Any], until: int | None, faults: list[dict[str, Any]]) -> bool:
