@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 import typer
 
@@ -28,7 +28,7 @@ from killproof.core import model
 from killproof.core.clock import SystemClock
 from killproof.core.database import Durability
 from killproof.core.errors import FileRefused, JobNotFound, KillproofError
-from killproof.core.jobs import Queue
+from killproof.core.jobs import Queue, new_job
 from killproof.core.model import Attempt, Job
 
 if TYPE_CHECKING:
@@ -186,19 +186,18 @@ def enqueue(
 ) -> None:
     """Put a job in and print its id; the file is made if there is none."""
     value = _parse(payload)
-    model.encode_payload(value)  # Before the file: a mistyped payload must not make one.
+    options: dict[str, Any] = {
+        "delay": delay,
+        "priority": priority,
+        "key": key,
+        "max_attempts": max_attempts,
+        "lease": lease,
+    }
+    # Before the file: a mistyped option must not make one.
+    new_job(SystemClock().now_ms(), kind, value, policy=retry, **options)
     # `Queue` refuses a level that there is not, with the value.
     with Queue(db, durability=cast(Durability | None, durability)) as queue:
-        job_id = queue.enqueue(
-            kind,
-            value,
-            delay=delay,
-            priority=priority,
-            key=key,
-            max_attempts=max_attempts,
-            lease=lease,
-            retry=retry,
-        )
+        job_id = queue.enqueue(kind, value, retry=retry, **options)
     print(job_id)
 
 

@@ -193,8 +193,8 @@ class Queue:
             NestedTransaction, DatabaseBusy, StorageFull, StorageFailed: definite.
             OutcomeUnknown: indefinite.
         """
-        values = self._new_job(
-            kind, payload, priority=priority, delay=delay, run_at=run_at, key=key,
+        values = new_job(
+            self.host.clock.now_ms(), kind, payload, priority=priority, delay=delay, run_at=run_at, key=key,
             max_attempts=max_attempts, lease=lease, policy=retry,
         )  # fmt: skip
         if tx is not None:
@@ -209,7 +209,8 @@ class Queue:
             ValueError: more than `BATCH_MAX` jobs, or as for `enqueue`; definite.
             KillproofError: as for `enqueue`.
         """
-        rows = [self._new_job(kind, payload) for kind, payload in jobs]
+        now_ms = self.host.clock.now_ms()
+        rows = [new_job(now_ms, kind, payload) for kind, payload in jobs]
         model.check_count(len(rows), "number of jobs", 0, BATCH_MAX)
         if not rows:
             return []
@@ -227,39 +228,6 @@ class Queue:
         found = tx.row(self.FIND_KEY, values)
         assert found is not None, "the insert met a live job with this key"
         return cast(int, found[0])
-
-    def _new_job(
-        self,
-        kind: str,
-        payload: object,
-        *,
-        priority: int = 5,
-        delay: float = 0,
-        run_at: float | datetime | None = None,
-        key: str | None = None,
-        max_attempts: int = 5,
-        lease: float = 60.0,
-        policy: str = "article",
-    ) -> dict[str, Value]:
-        """Check the arguments of an enqueue and return the values of its row."""
-        if run_at is not None and delay:
-            raise ValueError(f"delay {delay!r} and run_at {run_at!r} exclude each other")
-        now_ms = self.host.clock.now_ms()
-        wait_ms = model.to_ms(delay, "delay")
-        due_ms = now_ms + wait_ms if run_at is None else max(now_ms, model.moment_ms(run_at))
-        retry.parse(policy)
-        return {
-            "kind": model.check_text(kind, "kind", model.KIND_CHARS_MAX),
-            "state": "scheduled" if due_ms > now_ms else "available",
-            "payload": model.encode_payload(payload),
-            "priority": model.check_count(priority, "priority", 0, 9),
-            "due_ms": due_ms,
-            "key": None if key is None else model.check_text(key, "key", model.KEY_CHARS_MAX),
-            "max_attempts": model.check_count(max_attempts, "max_attempts", 1, model.ATTEMPTS_MAX),
-            "lease_ms": model.to_ms(lease, "lease", lowest_ms=1),
-            "retry": policy,
-            "now_ms": now_ms,
-        }
 
     # Taking out.
 
@@ -1015,6 +983,43 @@ class _Holder(NamedTuple):
     file: str | None
     byte: int | None
     first_deadline_ns: int | None
+
+
+def new_job(
+    now_ms: int,
+    kind: str,
+    payload: object,
+    *,
+    priority: int = 5,
+    delay: float = 0,
+    run_at: float | datetime | None = None,
+    key: str | None = None,
+    max_attempts: int = 5,
+    lease: float = 60.0,
+    policy: str = "article",
+) -> dict[str, Value]:
+    """Check the arguments of an enqueue and return the values of its row; opens nothing.
+
+    Raises:
+        ValueError, PayloadInvalid, PayloadTooLarge: as for `Queue.enqueue`; definite.
+    """
+    if run_at is not None and delay:
+        raise ValueError(f"delay {delay!r} and run_at {run_at!r} exclude each other")
+    wait_ms = model.to_ms(delay, "delay")
+    due_ms = now_ms + wait_ms if run_at is None else max(now_ms, model.moment_ms(run_at))
+    retry.parse(policy)
+    return {
+        "kind": model.check_text(kind, "kind", model.KIND_CHARS_MAX),
+        "state": "scheduled" if due_ms > now_ms else "available",
+        "payload": model.encode_payload(payload),
+        "priority": model.check_count(priority, "priority", 0, 9),
+        "due_ms": due_ms,
+        "key": None if key is None else model.check_text(key, "key", model.KEY_CHARS_MAX),
+        "max_attempts": model.check_count(max_attempts, "max_attempts", 1, model.ATTEMPTS_MAX),
+        "lease_ms": model.to_ms(lease, "lease", lowest_ms=1),
+        "retry": policy,
+        "now_ms": now_ms,
+    }
 
 
 def _kinds_json(kinds: Iterable[str] | None) -> str | None:
