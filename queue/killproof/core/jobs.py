@@ -194,8 +194,8 @@ class Queue:
             OutcomeUnknown: indefinite.
         """
         values = new_job(
-            self.host.clock.now_ms(), kind, payload, priority=priority, delay=delay, run_at=run_at, key=key,
-            max_attempts=max_attempts, lease=lease, policy=retry,
+            self.host.clock.now_ms(), kind, payload, priority=priority, delay=delay, run_at=run_at,
+            key=key, max_attempts=max_attempts, lease=lease, policy=retry,
         )  # fmt: skip
         if tx is not None:
             return self._enqueue(self.database.joined(tx), values)
