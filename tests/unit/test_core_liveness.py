@@ -4,6 +4,7 @@ The lives of other workers are rows and bytes here; tests/process kills real one
 """
 
 import dataclasses
+import errno
 import os
 import random
 import sqlite3
@@ -590,3 +591,40 @@ def test_a_claim_that_was_rolled_back_registers_again(
     lease = queue.claim()
     assert lease is not None
     assert sql("SELECT id FROM worker") == [(lease.owner,)]
+
+
+def test_a_lock_call_that_fails_leaves_the_lease_to_decide(place: Path) -> None:
+    """An error of the kernel's lock is no reason to refuse a claim, and proves no death."""
+    mine, other = Liveness(str(place / "q.db")), Liveness(str(place / "q.db"))
+    byte = other.hold()
+    assert not mine.is_free(byte)
+    for descriptor in (mine._hold, mine._test):
+        os.close(descriptor)
+
+    assert not mine.is_free(byte)
+    assert mine.hold() == 0
+    assert mine.file == ""
+    other.close()
+
+
+def test_a_claim_without_a_lock_is_one_that_only_its_lease_can_end(place: Path) -> None:
+    class FailingLater(Liveness):
+        is_tried = False
+
+        def _lock(self, byte: int) -> bool:
+            if self.is_tried:
+                raise OSError(errno.EIO, "refused")
+            self.is_tried = True
+            return super()._lock(byte)
+
+    class Locks(KernelLocks):
+        def liveness(self, path: str) -> Liveness:
+            return FailingLater(path)
+
+    with Queue(place / "q.db", host=Host(lock=Locks())) as queue:
+        queue.enqueue("kind", 1)
+        lease = queue.claim()
+
+        assert lease is not None
+        rows = queue.database.peek("SELECT file, byte FROM worker")
+        assert rows == [("", 0)]

@@ -970,8 +970,8 @@ class _Identity:
     def __init__(self, liveness: Liveness) -> None:
         self.id = os.urandom(16).hex()
         self.liveness = liveness
-        self.file = liveness.file
         self.byte = liveness.hold()
+        self.file = liveness.file  # '' by now if the lock could not be had.
         self.pid = os.getpid()
 
 
