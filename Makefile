@@ -3,11 +3,12 @@
 VENV ?= .venv
 BIN ?= $(VENV)/bin
 PYTHONS ?= 3.11 3.12 3.13
+RUN ?= bash -c
 PAGES = README.md $(shell find docs -name '*.md')
 
 .DEFAULT_GOAL := help
-.PHONY: help install check check-all lint format types imports cog cog-check test quick mutations \
-    report report-chaos report-contention clean
+.PHONY: help install check check-all fresh lint format types imports cog cog-check test quick \
+    mutations report report-chaos report-contention clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,6 +28,14 @@ check-all: ## The tests on each supported Python, each in an environment of its 
 	    $$python -m venv .venv-$$version; \
 	    .venv-$$version/bin/pip install -q --disable-pip-version-check -e '.[dev]'; \
 	    .venv-$$version/bin/pytest; \
+	done
+
+fresh: ## The README's two commands, word for word, in an empty clone (minutes).
+	@set -e; rm -rf .fresh; git clone -q . .fresh; cd .fresh; \
+	for part in 'Run it' 'Test it'; do \
+	    command=$$(sed -n '/^## '"$$part"'/,/^## /{/^```sh$$/,/^```$$/{/^```/!p}}' README.md); \
+	    echo "== $$part: $$command"; \
+	    $(RUN) "$$command"; \
 	done
 
 lint: ## Style and format.
@@ -76,4 +85,5 @@ report-contention: ## The queue beside a plain reference: reports/contention.md.
 	$(BIN)/killproof bench claim --rows 1000000 --stopped --report reports/contention.md
 
 clean: ## Remove what tools have left.
-	rm -rf .ci-venv .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .fresh .ci-venv .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	    .import_linter_cache

@@ -147,22 +147,22 @@ OPENING = (
     m(
         "a newer file is refused",
         "database.py",
-        "version is None or version > SCHEMA_VERSION",
-        "version is None",
+        "not isinstance(version, int) or version > SCHEMA_VERSION",
+        "not isinstance(version, int)",
         f"{FILES}newer_file",
     ),
     m(
         "a foreign table is refused, whatever its case",
         "database.py",
-        "WHERE lower(name) IN",
-        "WHERE name IN",
+        "found = {name.lower(): name for",
+        "found = {name: name for",
         f"{FILES}foreign_table",
     ),
     m(
         "what is pending is decided under the write lock",
         "database.py",
-        "if self._durability_of(connection) is None:",
-        "if True:",
+        "version, _ = self._schema_of(connection)  # Again: somebody may have been faster.",
+        "version = 0",
         f"{SHARING}sixteen_processes",
     ),
 )
@@ -229,8 +229,8 @@ BARRIER = (
     m(
         "R-A5: after a failure the connection is kept",
         "database.py",
-        "                for handle in list(database._handles):\n                    handle.keep()",
-        "                pass",
+        "list(database._handles):\n                        handle.keep()",
+        "():\n                        handle.keep()",
         f"{SHARING}disk_failed_ends_without_closing",
     ),
     m(
@@ -508,6 +508,21 @@ LEASES = (
         f"{LIVENESS}byte_comes_before_the_row",
     ),
     m(
+        "the row stays while a lease names it",
+        "jobs.py",
+        "WHERE id = :id\n           AND NOT EXISTS (SELECT 1 FROM job WHERE state = 'leased' AND"
+        " owner = worker.id)",
+        "WHERE id = :id",
+        f"{LIVENESS}still_seen_to_be_a_dead",
+    ),
+    m(
+        "a byte that a handler has freed ends no closing",
+        "liveness.py",
+        "with suppress(OSError):  # A handler has closed the descriptor",
+        "if True:  # A handler has closed the descriptor",
+        f"{LIVENESS}closing_after_a_handler",
+    ),
+    m(
         "a rolled back registration is repeated",
         "jobs.py",
         "if new or again:",
@@ -604,7 +619,7 @@ STATEMENTS = (
     m(
         "a snooze is no attempt",
         "jobs.py",
-        "IN ('released', 'snoozed')",
+        "IN ('released', 'snoozed', 'held')",
         "IN ('released')",
         f"{OUTCOMES}snooze_is_no_attempt",
     ),

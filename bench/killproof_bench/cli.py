@@ -46,7 +46,6 @@ OVERHEAD_SECONDS: Final = 2.0
 
 app = typer.Typer(
     help="Measure a queue, with the conditions of each number.",
-    no_args_is_help=True,
     add_completion=False,
 )
 

@@ -123,6 +123,7 @@ def check(
     as_json: JsonOption = False,
 ) -> None:
     """Judge a run again, from its records alone."""
+    _check_junit(junit)
     crash_command.refuse(store)
     place = Store(store)
     if place.read_run().get("engine") == "disk":
@@ -228,10 +229,19 @@ def _seconds(value: float) -> float:
     return value
 
 
+def _check_junit(junit: Path | None) -> None:
+    """Refuse a place for the XML that cannot be written, before the run and not after it."""
+    if junit is not None and (junit.is_dir() or not os.access(junit.parent, os.W_OK)):
+        raise ValueError(
+            f"--junit {str(junit)!r} cannot be written: give a file in a folder of yours"
+        )
+
+
 def _perform(
     planned: Plan, store: Path | None, unknown: Unknown | None, junit: Path | None, as_json: bool
 ) -> None:
     """Run the plan, judge it, and end with the exit code of the verdict."""
+    _check_junit(junit)
     options = planned.options
     console = Console(stderr=True)
     name = f"{Path(options.target).stem}-{options.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -266,7 +276,7 @@ def _conclude(store: Store, unknown: Unknown | None, junit: Path | None, as_json
     print(f"again:  {record['replay']}", file=stream)
     print(f"report: {write_report(store.path)}", file=stream)
     if as_json:
-        print(json.dumps(record, ensure_ascii=False))
+        print(json.dumps(record))
     if junit is not None:
         junit.write_bytes(summary.junit(record, rows))
     if place := os.environ.get("GITHUB_STEP_SUMMARY"):

@@ -71,8 +71,22 @@ class Options:
 
     @classmethod
     def of_record(cls, record: dict[str, Any]) -> "Options":
-        """Read the options of a plan or token."""
-        return cls(**{**record, "nemeses": tuple(record["nemeses"])})
+        """Read the options of a plan or token.
+
+        Raises:
+            ValueError, TypeError, KeyError: an option is missing, unknown or of no use.
+        """
+        options = cls(**{**record, "nemeses": tuple(record["nemeses"])})
+        lowest = {"workers": 1, "producers": 1, "kills": 0, "pauses": 0, "seed": 0}
+        for name, low in lowest.items():
+            value = getattr(options, name)
+            if not isinstance(value, int) or value < low:
+                raise ValueError(f"{name} is {value!r}")
+        if not options.seconds > 0:
+            raise ValueError(f"seconds is {options.seconds!r}")
+        if not set(options.nemeses) <= set(NEMESES):
+            raise ValueError(f"nemeses are {options.nemeses!r}")
+        return options
 
     @classmethod
     def of_token(cls, token: str) -> "Options":
@@ -122,7 +136,23 @@ class Plan:
         return [f"p{number}" for number in range(1, self.options.producers + 1)]
 
     def write(self, path: Path) -> None:
-        """Write plan.json, the same bytes for the same plan."""
+        """Write plan.json, the same bytes for the same plan.
+
+        A payload of the user's is written once, however many jobs repeat it: a file of a few
+        large ones would otherwise make a plan of gigabytes, which every producer has to read.
+        """
+        bodies: list[Any] = []
+        numbers: dict[int, int] = {}
+
+        def packed(operation: workload.Operation) -> dict[str, Any]:
+            row = operation.record()
+            if "body" in row.get("job", ()):
+                body = row["job"]["body"]
+                number = row["job"]["body"] = numbers.setdefault(id(body), len(bodies))
+                if number == len(bodies):
+                    bodies.append(body)
+            return row
+
         record = {
             "schema": 1,
             "options": asdict(self.options),
@@ -136,11 +166,12 @@ class Plan:
                 for fault in self.faults
             ],
             "operations": {
-                name: [operation.record() for operation in operations]
+                name: [packed(operation) for operation in operations]
                 for name, operations in zip(self.producers, self.operations, strict=True)
             },
+            "bodies": bodies,
         }
-        text = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
+        text = json.dumps(record, separators=(",", ":"))
         path.write_text(text + "\n", encoding="utf-8")
 
     @classmethod
@@ -152,6 +183,10 @@ class Plan:
         """
         try:
             record = json.loads(path.read_text(encoding="utf-8"))
+            for rows in record["operations"].values():
+                for row in rows:
+                    if "body" in row.get("job", ()):
+                        row["job"]["body"] = record["bodies"][row["job"]["body"]]
             return cls(
                 options=Options.of_record(record["options"]),
                 operations=[
@@ -160,7 +195,7 @@ class Plan:
                 ],
                 faults=[Fault(**{"at_ms": 0, **row}) for row in record["faults"]],
             )
-        except (OSError, ValueError, TypeError, KeyError) as error:
+        except (OSError, ValueError, TypeError, LookupError) as error:
             raise PlanInvalid(
                 f"{str(path)!r} is no plan ({error}): give the folder of a run"
             ) from None

@@ -34,6 +34,8 @@ class Recorder:
         self._history = history
         self._is_definite = is_definite
         self._shim = Shim()
+        #: What a checker must know of an error besides its text.
+        self.facts_of: Callable[[BaseException], dict[str, Any]] = lambda _error: {}
 
     def call(
         self,
@@ -79,6 +81,7 @@ class Recorder:
             yield completion
         except BaseException as error:
             text = {"error": f"{type(error).__name__}: {error}"[:ERROR_CHARS_MAX]}
+            text |= self.facts_of(error)
             if self._is_definite(error):
                 self._history.fail(number, value=text)
             else:

@@ -12,7 +12,7 @@ ids and keys, for as long as the run needs jobs.
 import json
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,8 +22,8 @@ KINDS: Final = ("webhook", "report", "scrape", "backup", "import")
 SINKS: Final = ("log", "table", "http")
 WORDS: Final = frozenset({"ok", "raise", "permanent", "exit", "abort", "unjsonable"})
 TIMED_WORDS: Final = frozenset({"sleep", "hang"})
-#: Larger than the 200 KiB of the mix, and small enough that a mistake fills no disk.
-LINE_BYTES_MAX: Final = 4 * 1024 * 1024
+#: Larger than the 200 KiB of the mix; a queue that takes larger payloads wants a file's path.
+LINE_BYTES_MAX: Final = 1024 * 1024
 OPTIONS: Final = frozenset(
     {"kind", "payload", "priority", "delay", "key", "max_attempts", "script", "sink"}
 )
@@ -98,9 +98,11 @@ class Operation:
         """Return the operation as it stands in plan.json."""
         record: dict[str, Any] = {"f": self.f, "at_ms": self.at_ms}
         if self.job is not None:
-            default = asdict(Job(id="", kind=""))
+            default = Job(id="", kind="")
             record["job"] = {
-                name: value for name, value in asdict(self.job).items() if value != default[name]
+                each.name: value
+                for each in fields(Job)
+                if (value := getattr(self.job, each.name)) != getattr(default, each.name)
             }
         if self.of is not None:
             record["of"] = self.of
@@ -264,11 +266,14 @@ def read_jobs(path: Path) -> list[dict[str, Any]]:
 
 def _read_line(where: str, line: bytes) -> dict[str, Any]:
     if len(line) > LINE_BYTES_MAX:
-        raise JobsInvalid(f"{where}: {len(line)} bytes: a job may have {LINE_BYTES_MAX}")
+        raise JobsInvalid(
+            f"{where}: {len(line)} bytes: a job may have {LINE_BYTES_MAX}; enqueue its file's path"
+        )
     try:
         row = json.loads(line, parse_constant=_refuse_constant)
         # A lone surrogate passes json.loads and only fails when the queue stores it.
-        json.dumps(row, ensure_ascii=False).encode()
+        # A number beyond the range of a double, such as 1e999, is read as infinity.
+        json.dumps(row, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError) as error:
         raise JobsInvalid(f"{where}: not JSON ({error}): write one JSON object a line") from None
     if not isinstance(row, dict):

@@ -169,9 +169,18 @@ class Story:
 
     @property
     def asked(self) -> dict[str, Any]:
-        """What the enqueue asked for; empty where it is not on record."""
-        value = self.enqueues[0].value if self.enqueues else None
-        return value if isinstance(value, dict) else {}
+        """What the enqueue that made the job asked for; empty where it is not on record."""
+        birth = self.birth
+        return birth.value if birth is not None and isinstance(birth.value, dict) else {}
+
+    @property
+    def birth(self) -> Operation | None:
+        """The enqueue that made the job: of several under one key, the one whose name it bears."""
+        if len(self.enqueues) > 1 and self.name is not None:
+            for op in self.enqueues:
+                if isinstance(op.value, dict) and str(op.value.get("id")) == self.name:
+                    return op
+        return self.enqueues[0] if self.enqueues else None
 
     @property
     def state(self) -> str | None:
@@ -301,6 +310,7 @@ class Evidence:
         self.stories: list[Story] = []
         self._by_id: dict[str, Story] = {}
         self._by_name: dict[str, Story] = {}
+        self._check_files()
         with _no_collector():
             self.faults = self._read_nemesis()
             self.killed: dict[int, Fault] = {
@@ -399,6 +409,17 @@ class Evidence:
 
     def _bad(self, file: str, line: int, reason: str) -> None:
         self.malformed.append(Malformed(file=file, line=line, reason=reason))
+
+    def _check_files(self) -> None:
+        """Compare the files with those that the run left behind, where its engine wrote them down.
+
+        A file that was lost or cut on the way to the judge would otherwise accuse the queue.
+        """
+        found = self.store.sizes()
+        for file, size in (self.run.get("files") or {}).items():
+            if found.get(file) != size:
+                now = f"{found[file]} bytes" if file in found else "missing"
+                self._bad(file, 0, f"{now}, and the run left {size} bytes")
 
     def _read_nemesis(self) -> list[Fault]:
         faults = []

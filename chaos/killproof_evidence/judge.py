@@ -121,7 +121,7 @@ PROPERTIES: Final = (
         number="P13",
         sentence="A dead job keeps everything, and a replay moves it once",
         engines=("proc", "crash", "disk", "sim"),
-        sources=("snapshot", "history", "audit"),
+        sources=("snapshot", "history", "audit", "effects"),
     ),
     Property(
         number="P14",
@@ -145,21 +145,21 @@ PROPERTIES: Final = (
         number="P17",
         sentence="Every job ends once the faults stop",
         engines=("proc", "crash", "sim"),
-        sources=("history", "snapshot", "nemesis"),
+        sources=("history", "snapshot", "nemesis", "audit"),
         time_bound=True,
     ),
     Property(
         number="P18",
         sentence="A killed worker's job is claimed again in time",
         engines=("proc",),
-        sources=("recovery", "nemesis", "snapshot"),
+        sources=("recovery", "nemesis", "snapshot", "history"),
         time_bound=True,
     ),
     Property(
         number="P19",
         sentence="No job waits forever behind others",
         engines=("proc", "sim"),
-        sources=("history", "effects", "nemesis"),
+        sources=("history", "effects", "nemesis", "snapshot"),
         time_bound=True,
     ),
     Property(
@@ -172,7 +172,7 @@ PROPERTIES: Final = (
         number="P21",
         sentence="SIGTERM stops a worker in time and costs no attempt",
         engines=("proc",),
-        sources=("history", "nemesis"),
+        sources=("history", "nemesis", "audit"),
         time_bound=True,
     ),
     Property(
@@ -294,6 +294,8 @@ def _unknown_because(evidence: Evidence, findings: Mapping[str, Finding]) -> lis
     if evidence.run.get("interrupted"):
         because.append("the run was interrupted")
     because += [str(problem) for problem in evidence.run.get("problems") or ()]
+    if "obligations" not in evidence.run:
+        because.append("run.json does not say what the run was obliged to hit")
     because += [f"obligation missed: {name}" for name in _missed(evidence.run)]
     if evidence.malformed:
         first = evidence.malformed[0]
@@ -304,6 +306,8 @@ def _unknown_because(evidence: Evidence, findings: Mapping[str, Finding]) -> lis
     if evidence.unexplained:
         first = evidence.unexplained[0]
         because.append(f"{first.file}:{first.line}: {first.reason}")
+    if all(finding.verdict in {NOT_PROMISED, NOT_JUDGED} for finding in findings.values()):
+        because.append("the contract promises nothing that this engine judges")
     for number, finding in findings.items():
         if finding.verdict == UNKNOWN:
             because.append(f"{number}: {finding.reason}")

@@ -47,13 +47,19 @@ class Store:
         """Make the folders of a new store.
 
         Raises:
-            StoreError: the folder holds something already; definite.
+            StoreError: the folder holds something already, or cannot be made; definite.
         """
         place = Path(path)
-        if place.exists() and (not place.is_dir() or any(place.iterdir())):
-            raise StoreError(f"store {str(path)!r} is not empty: give a new folder")
-        for name in ("history", "effects", "db"):
-            (place / name).mkdir(parents=True, exist_ok=True)
+        try:
+            if place.exists() and (not place.is_dir() or any(place.iterdir())):
+                raise StoreError(f"store {str(path)!r} is not empty: give a new folder")
+            for name in ("history", "effects", "db"):
+                (place / name).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(
+                f"store {str(path)!r} cannot be made ({error.strerror}): give a new folder on a "
+                "disk that can be written"
+            ) from None
         return cls(place)
 
     @property
@@ -128,6 +134,13 @@ class Store:
         """Return the effect files of handlers in a fixed order, without those of the sinks."""
         return sorted(p for p in self.effects.glob("*.jsonl") if p.stem not in {"table", "http"})
 
+    def sizes(self) -> dict[str, int]:
+        """Return the size in bytes of every file of records, under its path in the store."""
+        whole = [self.nemesis, self.audit, self.snapshot, self.samples, self.recovery]
+        files = [path for path in whole if path.exists()]
+        files += [*self.history_files(), *sorted(self.effects.glob("*.jsonl"))]
+        return {path.relative_to(self.path).as_posix(): path.stat().st_size for path in files}
+
     def writer(self, path: Path) -> RecordWriter:
         """Open one of the logs for appending."""
         return RecordWriter(path)
@@ -180,7 +193,8 @@ class Store:
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """Write an object in a fixed form, by renaming: a reader sees the old file or the new one."""
-    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    # ASCII: a queue's error text may hold a lone surrogate, which UTF-8 cannot.
+    text = json.dumps(value, indent=2) + "\n"
     part = path.with_name(f".{path.name}.{os.getpid()}")
     part.write_text(text, encoding="utf-8")
     part.replace(path)

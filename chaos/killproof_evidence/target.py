@@ -212,7 +212,13 @@ def _from_file(path: Path) -> Any:
         raise TargetNotFound(f"target file {str(path)!r} does not exist")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        # The user's file: whatever is wrong with it is for the user to read, in one line.
+        raise TargetNotFound(
+            f"target file {str(path)!r} cannot be loaded: {type(error).__name__}: {error}"
+        ) from None
     if not hasattr(module, "target"):
         raise TargetNotFound(f"target file {str(path)!r} defines no `target`")
     return module.target
@@ -222,5 +228,8 @@ def _from_module(name: str) -> Any:
     module, _, attribute = name.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise TargetNotFound(f"target {name!r} cannot be loaded: {error}") from None
+    except Exception as error:
+        raise TargetNotFound(
+            f"target {name!r} cannot be loaded: {type(error).__name__}: {error}; use "
+            "package.module:attribute"
+        ) from None

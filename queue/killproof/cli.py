@@ -19,15 +19,16 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 import typer
 
 from killproof import operations
 from killproof.core import model
 from killproof.core.clock import SystemClock
+from killproof.core.database import Durability
 from killproof.core.errors import FileRefused, JobNotFound, KillproofError
-from killproof.core.jobs import Queue
+from killproof.core.jobs import Queue, new_job
 from killproof.core.model import Attempt, Job
 
 if TYPE_CHECKING:
@@ -62,6 +63,12 @@ Db = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 JobId = Annotated[int, typer.Argument(metavar="ID", help="The job's id, as `enqueue` printed it.")]
+Level = Annotated[
+    str | None,
+    typer.Option(
+        "--durability", metavar="LEVEL", help="Of a new file: power (the default) or process."
+    ),
+]
 DB_DEFAULT: Final = Path("queue.db")
 
 
@@ -130,6 +137,7 @@ def work(
     log_level: Annotated[
         str, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")
     ] = "info",
+    durability: Level = None,
 ) -> None:
     """Work on jobs until SIGTERM; the current folder is searched for MODULE first.
 
@@ -148,7 +156,7 @@ def work(
     )
     if not db.exists():
         print(f"killproof: {db} does not exist yet: making it", file=sys.stderr)
-    with Queue(db) as queue:
+    with Queue(db, durability=cast(Durability | None, durability)) as queue:
         worker = Worker(queue, handlers, grace=grace)
         kinds = ", ".join(handlers.kinds)
         logging.getLogger("killproof").info("process %d works on: %s", os.getpid(), kinds)
@@ -174,21 +182,22 @@ def enqueue(
     retry: Annotated[
         str, typer.Option(help="article, exponential:BASE, fixed:SECONDS or immediate.")
     ] = "article",
+    durability: Level = None,
 ) -> None:
     """Put a job in and print its id; the file is made if there is none."""
     value = _parse(payload)
-    model.encode_payload(value)  # Before the file: a mistyped payload must not make one.
-    with Queue(db) as queue:
-        job_id = queue.enqueue(
-            kind,
-            value,
-            delay=delay,
-            priority=priority,
-            key=key,
-            max_attempts=max_attempts,
-            lease=lease,
-            retry=retry,
-        )
+    options: dict[str, Any] = {
+        "delay": delay,
+        "priority": priority,
+        "key": key,
+        "max_attempts": max_attempts,
+        "lease": lease,
+    }
+    # Before the file: a mistyped option must not make one.
+    new_job(SystemClock().now_ms(), kind, value, policy=retry, **options)
+    # `Queue` refuses a level that there is not, with the value.
+    with Queue(db, durability=cast(Durability | None, durability)) as queue:
+        job_id = queue.enqueue(kind, value, retry=retry, **options)
     print(job_id)
 
 

@@ -140,10 +140,13 @@ class Ledger:
         the call.  None is returned for an effect that was skipped, or that `check` found applied.
 
         Raises:
-            LeaseLost: the lease is no longer current; nothing was recorded.
-            Snooze: another job is applying this effect now.
-            Hold: the effect is in doubt and a person has to look.
+            LeaseLost: the lease is no longer current; definite for the ledger.  After the call the
+                effect has happened all the same, and its row is in doubt.
+            Snooze: another job is applying this effect now; definite.
+            Hold: the effect is in doubt and a person has to look; definite.
+            FileRefused: see `_ensure_table`; definite.
             Rejected: from the function; and whatever else it raises.
+            KillproofError: as for `Queue.ack`.
         """
         for _ in range(ROUNDS_MAX):
             entry = self._reserve(effect)
@@ -164,6 +167,13 @@ class Ledger:
             f"effect {effect.scope}/{effect.key} changed {ROUNDS_MAX} times in a call"
         )
 
+    RESERVE: Final = """
+        INSERT INTO effect (scope, key, state, job_id, fence, calls, reserved_ms)
+        VALUES (:scope, :key, 'reserved', :job_id, :fence, 1, :now_ms)
+            ON CONFLICT (scope, key) DO UPDATE
+           SET state = 'reserved', job_id = :job_id, fence = :fence, calls = calls + 1,
+               reserved_ms = :now_ms, settled_ms = NULL, error = NULL"""
+
     def _reserve(self, effect: Effect) -> Entry | None:
         """Reserve the effect for this lease and return None, or return the row that forbids it."""
         with self._transaction() as tx:
@@ -179,16 +189,7 @@ class Ledger:
                     )
                 if effect.in_doubt != "again":
                     return entry
-            tx.change(
-                """
-                INSERT INTO effect (scope, key, state, job_id, fence, calls, reserved_ms)
-                VALUES (:scope, :key, 'reserved', :job_id, :fence, 1, :now_ms)
-                    ON CONFLICT (scope, key) DO UPDATE
-                   SET state = 'reserved', job_id = :job_id, fence = :fence, calls = calls + 1,
-                       reserved_ms = :now_ms, settled_ms = NULL, error = NULL
-                """,
-                self._values(effect),
-            )
+            tx.change(self.RESERVE, self._values(effect))
             return None
 
     def _call(self, effect: Effect) -> object:
@@ -217,39 +218,36 @@ class Ledger:
             else:
                 return None if encoded is None else json.loads(encoded)
 
+    RECORD: Final = """
+        UPDATE effect
+           SET state = :state, result = :result, error = :error, settled_ms = :now_ms
+         WHERE scope = :scope AND key = :key AND state = 'reserved'
+           AND job_id = :job_id AND fence = :fence"""
+
     def _record(
         self, effect: Effect, state: str, *, result: str | None = None, error: str | None = None
     ) -> None:
         with self._transaction() as tx:
-            changed = tx.change(
-                """
-                UPDATE effect
-                   SET state = :state, result = :result, error = :error, settled_ms = :now_ms
-                 WHERE scope = :scope AND key = :key AND state = 'reserved'
-                   AND job_id = :job_id AND fence = :fence
-                """,
-                self._values(effect) | {"state": state, "result": result, "error": error},
-            )
+            told: dict[str, Value] = {"state": state, "result": result, "error": error}
+            changed = tx.change(self.RECORD, self._values(effect) | told)
             assert changed == 1  # Reserved by this lease, which the transaction found current.
+
+    RESOLVE: Final = """
+        UPDATE effect
+           SET state = :state, settled_ms = :now_ms
+         WHERE scope = :scope AND key = :key AND state = :seen_state
+           AND job_id = :seen_job_id AND fence = :seen_fence"""
 
     def _resolve(self, effect: Effect, seen: Entry, state: str) -> None:
         """Write down what `check` found, if the row is still the one it was asked about."""
+        told: dict[str, Value] = {
+            "state": state,
+            "seen_state": seen.state,
+            "seen_job_id": seen.job_id,
+            "seen_fence": seen.fence,
+        }
         with self._transaction() as tx:
-            tx.change(
-                """
-                UPDATE effect
-                   SET state = :state, settled_ms = :now_ms
-                 WHERE scope = :scope AND key = :key AND state = :seen_state
-                   AND job_id = :seen_job_id AND fence = :seen_fence
-                """,
-                self._values(effect)
-                | {
-                    "state": state,
-                    "seen_state": seen.state,
-                    "seen_job_id": seen.job_id,
-                    "seen_fence": seen.fence,
-                },
-            )
+            tx.change(self.RESOLVE, self._values(effect) | told)
 
     @contextmanager
     def _transaction(self) -> Iterator[Transaction]:
@@ -273,11 +271,11 @@ class Ledger:
         }
 
 
+READ: Final = "SELECT state, job_id, fence, result FROM effect WHERE scope = :scope AND key = :key"
+
+
 def _read(tx: Transaction, effect: Effect) -> Entry | None:
-    row = tx.row(
-        "SELECT state, job_id, fence, result FROM effect WHERE scope = ? AND key = ?",
-        (effect.scope, effect.key),
-    )
+    row = tx.row(READ, {"scope": effect.scope, "key": effect.key})
     if row is None:
         return None
     state, job_id, fence, result = row
@@ -288,12 +286,37 @@ def _read(tx: Transaction, effect: Effect) -> Entry | None:
     return Entry(state=state, job_id=job_id, fence=fence, result=result)
 
 
+IS_CURRENT: Final = "SELECT 1 FROM job WHERE id = :id AND fence = :fence AND state = 'leased'"
+
+
 def _is_current(tx: Transaction, job_id: int, fence: int) -> bool:
     """Say whether the lease is the job's, as the file knows it."""
-    current = tx.row(
-        "SELECT 1 FROM job WHERE id = ? AND fence = ? AND state = 'leased'", (job_id, fence)
-    )
-    return current is not None
+    return tx.row(IS_CURRENT, {"id": job_id, "fence": fence}) is not None
+
+
+VERSION: Final = "SELECT version FROM killproof_schema WHERE component = 'effects'"
+
+SET_VERSION: Final = "INSERT INTO killproof_schema VALUES ('effects', :version)"
+
+FIND_TABLE: Final = "SELECT 1 FROM sqlite_schema WHERE lower(name) = 'effect'"
+
+CREATE: Final = """
+    CREATE TABLE effect (
+        scope       TEXT    NOT NULL CHECK (length(scope) BETWEEN 1 AND 200),
+        key         TEXT    NOT NULL CHECK (length(key) BETWEEN 1 AND 500),
+        state       TEXT    NOT NULL
+                    CHECK (state IN ('reserved', 'applied', 'rejected', 'unknown')),
+        job_id      INTEGER NOT NULL,  -- no foreign key: the record outlives the job's row
+        fence       INTEGER NOT NULL,
+        calls       INTEGER NOT NULL CHECK (calls >= 1),  -- how often the function was called
+        reserved_ms INTEGER NOT NULL,
+        settled_ms  INTEGER,
+        result      TEXT    CHECK (result IS NULL OR json_valid(result)),
+        error       TEXT,
+        PRIMARY KEY (scope, key),
+        CHECK ((state = 'reserved') = (settled_ms IS NULL)),
+        CHECK (result IS NULL OR state = 'applied')
+    ) STRICT, WITHOUT ROWID"""
 
 
 def _ensure_table(tx: Transaction) -> None:
@@ -302,36 +325,18 @@ def _ensure_table(tx: Transaction) -> None:
     Raises:
         FileRefused: the application has a table of this name, or the ledger is of a newer version.
     """
-    version = tx.row("SELECT version FROM killproof_schema WHERE component = 'effects'")
+    version = tx.row(VERSION)
     if version == (SCHEMA_VERSION,):
         return
     if version is not None:
         raise FileRefused(
-            f"the effect ledger has version {version[0]!r}, this killproof knows {SCHEMA_VERSION}: "
-            "upgrade killproof"
+            f"{tx.path}: the effect ledger has version {version[0]!r}, "
+            f"this killproof knows {SCHEMA_VERSION}: upgrade killproof"
         )
-    if tx.row("SELECT 1 FROM sqlite_schema WHERE name = 'effect'") is not None:
+    if tx.row(FIND_TABLE) is not None:
         raise FileRefused(
-            "the file has a table 'effect' that is not killproof's: rename it, or use another file"
+            f"{tx.path} has a table 'effect' that is not killproof's: "
+            "rename it, or use another file"
         )
-    tx.change(
-        """
-        CREATE TABLE effect (
-            scope       TEXT    NOT NULL CHECK (length(scope) BETWEEN 1 AND 200),
-            key         TEXT    NOT NULL CHECK (length(key) BETWEEN 1 AND 500),
-            state       TEXT    NOT NULL
-                        CHECK (state IN ('reserved', 'applied', 'rejected', 'unknown')),
-            job_id      INTEGER NOT NULL,  -- no foreign key: the record outlives the job's row
-            fence       INTEGER NOT NULL,
-            calls       INTEGER NOT NULL CHECK (calls >= 1),  -- how often the function was called
-            reserved_ms INTEGER NOT NULL,
-            settled_ms  INTEGER,
-            result      TEXT    CHECK (result IS NULL OR json_valid(result)),
-            error       TEXT,
-            PRIMARY KEY (scope, key),
-            CHECK ((state = 'reserved') = (settled_ms IS NULL)),
-            CHECK (result IS NULL OR state = 'applied')
-        ) STRICT, WITHOUT ROWID
-        """
-    )
-    tx.change("INSERT INTO killproof_schema VALUES ('effects', ?)", (SCHEMA_VERSION,))
+    tx.change(CREATE)
+    tx.change(SET_VERSION, {"version": SCHEMA_VERSION})

@@ -11,7 +11,7 @@ from typing import Final, LiteralString, cast
 
 from killproof.core import model
 from killproof.core.database import Transaction, Value
-from killproof.core.errors import JobNotFound, LeaseLost
+from killproof.core.errors import JobNotFound
 from killproof.core.jobs import Queue
 from killproof.core.model import Failure, Lease
 
@@ -200,20 +200,6 @@ def _checked(job_id: int) -> int:
     return model.check_count(job_id, "id", 1, (1 << 63) - 1)
 
 
-HOLD_LEASED: Final = """
-    UPDATE job
-       SET state = 'held', forgiven = forgiven + 1, owner = NULL, lease_deadline_ns = NULL,
-           updated_ms = :now_ms, error_class = :error_class, error_message = :error_message
-     WHERE id = :id AND fence = :fence AND state = 'leased'"""
-
-RECORD_HELD: Final = """
-    INSERT OR REPLACE INTO attempt
-           (job_id, fence, outcome, worker, started_ms, finished_ms,
-            error_class, error_message, traceback)
-    VALUES (:id, :fence, 'held', :worker, :started_ms, :now_ms,
-            :error_class, :error_message, :traceback)"""
-
-
 def hold_leased(queue: Queue, lease: Lease, error: BaseException | str) -> None:
     """Put the job of a lease aside until a person decides; it was no attempt.
 
@@ -224,26 +210,9 @@ def hold_leased(queue: Queue, lease: Lease, error: BaseException | str) -> None:
         LeaseLost: the lease is not current; definite.
         KillproofError: as for `Queue.ack`.
     """
-    failure = Failure.of(error)
+    failure = Failure.of(error)  # It calls the error's own code: not under the lock.
     with queue.transaction() as tx:
-        fenced: dict[str, Value] = {
-            "id": lease.job.id,
-            "fence": lease.fence,
-            "now_ms": queue.host.clock.now_ms(),
-            "error_class": failure.error_class,
-            "error_message": failure.message,
-        }
-        if not tx.change(HOLD_LEASED, fenced):
-            raise LeaseLost(lease.job.id, lease.fence, "hold")
-        tx.change(
-            RECORD_HELD,
-            fenced
-            | {
-                "worker": lease.owner,
-                "started_ms": lease.claimed_ms,
-                "traceback": failure.traceback,
-            },
-        )
+        queue._end(tx, lease, "hold", "held", "held", failure=failure)
 
 
 WAITING_KINDS: Final = """

@@ -58,7 +58,7 @@ from killproof.core.errors import (
     StorageFailed,
     StorageFull,
 )
-from killproof.core.jobs import Queue
+from killproof.core.jobs import LEAVE_SECONDS, Queue
 from killproof.core.model import Failure, Job, Lease
 from killproof.effects import Rejected
 from killproof.handlers import (
@@ -278,11 +278,14 @@ class Worker:
             raise RuntimeError("Worker.run needs the main thread: start it as a process of its own")
         self._pid = os.getpid()
         sync.load()
+        busy_limit = self._queue.database.busy_limit
         try:
             with self._signals(), self._heartbeat:
                 self._loop()
         except StorageFailed as error:
             self._on_storage_failed(error)
+        finally:
+            self._queue.database.busy_limit = busy_limit
         sync.point("worker.stop")
 
     def stop(self) -> None:
@@ -293,6 +296,9 @@ class Worker:
         self._forced = self._stopping
         grace_ns = 0 if self._forced else self._grace_ns
         self._stopping = True
+        # A claim that waits for a lock which another program holds is no reason to stay longer.
+        database = self._queue.database
+        database.busy_limit = min(database.busy_limit, max(grace_ns / 1e9, LEAVE_SECONDS))
         if (tenure := self._tenure) is not None:
             tenure.stop_at_ns = self._clock.monotonic_ns() + grace_ns
             self._set_alarm(tenure)

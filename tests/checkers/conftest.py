@@ -216,6 +216,7 @@ class Run:
         self.parameters: dict[str, Any] = dict(PARAMETERS)
         self.edges = dict(EDGES)
         self.facts: dict[str, Any] = {"target": "by hand", "engine": "proc", "seed": 1}
+        self.facts["obligations"] = {"obliged": [], "hit": []}
         self.processes: list[Process] = []
         self.jobs: list[Job] = []
         self.audit: list[dict[str, Any]] = []

@@ -179,6 +179,32 @@ def test_a_forgiven_start_is_no_attempt(run: "Run", producer: "Process", worker:
     assert run.verdict("P8") == "pass"
 
 
+def test_a_start_that_is_forgiven_though_nobody_gave_it_back_is_seen(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    job = producer.enqueues("a")
+    worker.claims(job)
+    worker.starts(job)
+    run.kills(worker)
+    job.forgiven += 1
+    run.reaps(job)
+
+    assert "under token 1 was forgiven, and its worker had not given it back" in run.story("P8")
+
+
+@pytest.mark.parametrize("answer", ["info", None])
+def test_a_release_of_unknown_outcome_may_be_forgiven(
+    run: "Run", producer: "Process", worker: "Process", answer: str | None
+) -> None:
+    job = producer.enqueues("a")
+    worker.claims(job)
+    worker.starts(job)
+    worker.releases(job, answer=answer)
+    run.kills(worker)
+
+    assert run.verdict("P8") == "pass"
+
+
 def test_a_start_that_the_queue_did_not_count_is_seen(
     run: "Run", producer: "Process", worker: "Process"
 ) -> None:
@@ -514,6 +540,22 @@ def test_a_claim_before_its_time_is_seen(
     assert "was to wait 100 ms and was claimed" in run.story("P10")
 
 
+def test_of_two_enqueues_under_one_key_the_one_that_made_the_job_counts(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    """The first to ask was the second to commit: it got the other's job, without a delay."""
+    other = run.process("p2")
+    late = run.job("late", key="invoice", delay_ms=60_000)
+    producer.invokes("enqueue", value=late.asked)
+    job = other.enqueues("soon", key="invoice", delay_ms=1)
+    producer.hears("ok", job=job)
+    run.passes(10)
+    worker.claims(job)
+    worker.runs(job)
+
+    assert run.verdict("P10") == "pass"
+
+
 def test_a_start_before_its_time_is_seen(
     run: "Run", producer: "Process", worker: "Process"
 ) -> None:
@@ -664,6 +706,21 @@ def test_a_job_that_left_the_queue_is_not_passed_over(
     assert run.verdict("P11") == "pass"
 
 
+def test_where_no_worker_keeps_a_history_the_order_is_unknown(
+    run: "Run", producer: "Process"
+) -> None:
+    lax = producer.enqueues("a", priority=7)
+    producer.enqueues("b", priority=2)
+    run.passes(20)
+    lax.fence = lax.attempts = 1
+    run.commits(lax, "leased")
+
+    finding = run.finding("P11")
+
+    assert finding.verdict == "unknown"
+    assert finding.reason == "no claim is both in the audit and in the history"
+
+
 def test_a_claim_that_was_never_told_is_not_judged_by_order(
     run: "Run", producer: "Process", worker: "Process"
 ) -> None:
@@ -766,6 +823,22 @@ def test_without_an_audit_two_jobs_alive_at_the_end_are_seen(
     run.audited = False
 
     assert "jobs 1, 2 are both alive under key 'invoice'" in run.story("P12")
+
+
+def test_without_an_audit_a_key_that_is_used_once_is_unknown(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    """Two jobs may have lived at once and both have ended: the end alone does not tell."""
+    for name in ("a", "b"):
+        job = producer.enqueues(name, key="invoice")
+        worker.claims(job)
+        worker.acks(job)
+    run.audited = False
+
+    finding = run.finding("P12")
+
+    assert finding.verdict == "unknown"
+    assert finding.reason == "no audit: jobs that lived at once under one key cannot be told"
 
 
 def test_without_keys_idempotence_is_unknown(run: "Run", producer: "Process") -> None:

@@ -404,6 +404,24 @@ def test_a_lock_error_after_the_busy_limit_is_declared(run: "Run") -> None:
     assert run.verdict("P16") == "pass"
 
 
+def test_a_caller_that_asked_for_less_patience_is_told_after_it(run: "Run") -> None:
+    """A worker that was told to stop waits no longer than its grace."""
+    producer, _, _ = worked_off(run)
+    producer.invokes("enqueue", value={"id": "b"})
+    run.passes(400)
+    producer.hears("fail", value={"error": "DatabaseBusy: locked", "limit_ms": 250})
+
+    assert run.verdict("P16") == "pass"
+
+
+def test_a_caller_that_was_told_before_its_own_patience_ended_is_seen(run: "Run") -> None:
+    producer, _, _ = worked_off(run)
+    producer.invokes("enqueue", value={"id": "b"})
+    producer.hears("fail", value={"error": "DatabaseBusy: locked", "limit_ms": 250})
+
+    assert "within the 250 ms it may wait" in run.story("P16")
+
+
 def test_without_a_copy_of_the_file_its_integrity_is_unknown(run: "Run") -> None:
     worked_off(run)
     run.database = None

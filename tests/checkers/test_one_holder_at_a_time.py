@@ -378,6 +378,17 @@ def test_a_claim_that_is_told_late_does_not_hide_a_newer_one(
     assert "after w2 had claimed it with token 2" in finding.witnesses[0].story
 
 
+def test_rising_tokens_alone_leave_fencing_unknown(
+    run: "Run", producer: "Process", first: "Process"
+) -> None:
+    claimed(producer, first)
+
+    finding = run.finding("P5")
+
+    assert finding.verdict == "unknown"
+    assert finding.reason == "no outcome was accepted"
+
+
 def test_an_outcome_without_a_token_leaves_fencing_unknown(
     run: "Run", producer: "Process", first: "Process"
 ) -> None:

@@ -432,11 +432,28 @@ def test_a_target_may_be_a_file(tmp_path: Path) -> None:
         ("nope.py", "target file 'nope.py' does not exist"),
         ("json:nope", "target 'json:nope' cannot be loaded"),
         ("json:dumps", "target 'json:dumps' lacks name, broken"),
+        (":target", "target ':target' cannot be loaded: ValueError: Empty module name"),
     ],
 )
 def test_a_target_that_is_none_is_named(name: str, message: str) -> None:
     with pytest.raises(TargetNotFound, match=message):
         load_target(name, dict.fromkeys(["b", "a"], lambda: pytest.fail("not asked for")))
+
+
+@pytest.mark.parametrize("text", ["def (", "raise RuntimeError('boom')"])
+def test_a_target_file_that_fails_is_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+
+    with pytest.raises(TargetNotFound, match=r"mine.py' cannot be loaded: (Syntax|Runtime)Error"):
+        load_target(str(path), {})
+
+
+def test_a_store_that_cannot_be_made_is_named() -> None:
+    with pytest.raises(
+        StoreError, match=r"store '/proc/x' cannot be made \(.*\): give a new folder"
+    ):
+        Store.create("/proc/x")
 
 
 def test_a_store_is_made_only_in_an_empty_folder(tmp_path: Path) -> None:

@@ -52,6 +52,58 @@ def test_a_run_that_keeps_what_it_promises_passes(run: "Run") -> None:
     }
 
 
+def test_a_run_that_promises_nothing_does_not_pass(run: "Run") -> None:
+    healthy(run)
+    run.promises = {}
+
+    verdict = run.judged()
+
+    assert verdict.verdict == "unknown"
+    assert verdict.record["unknown_because"] == [
+        "the contract promises nothing that this engine judges"
+    ]
+
+
+def test_a_run_without_a_manifest_does_not_pass(run: "Run") -> None:
+    healthy(run)
+    del run.facts["obligations"]
+
+    assert run.judged().record["unknown_because"] == [
+        "run.json does not say what the run was obliged to hit"
+    ]
+
+
+@pytest.mark.parametrize("file", ["snapshot.jsonl", "history/p1.jsonl", "effects/101.jsonl"])
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_file_that_is_not_as_the_run_left_it_accuses_nobody(
+    run: "Run", file: str, cut: bool
+) -> None:
+    """Goal: a store that lost a file, or the end of one, on its way is no fault of the queue."""
+    healthy(run)
+    store = run.store()
+    store.write_run(run.facts | {"files": store.sizes()})
+    path = store.path / file
+    lines = path.read_text().splitlines(keepends=True)
+    if cut:
+        path.write_text("".join(lines[:-1]))
+    else:
+        path.unlink()
+
+    verdict = judge(store)
+
+    assert verdict.verdict == "unknown"
+    assert f"first {file}:0" in verdict.record["unknown_because"][0]
+
+
+def test_a_lone_surrogate_in_an_error_is_written_and_read(run: "Run") -> None:
+    losing(run)
+    run.facts["problems"] = ["half a pair: \ud800"]
+    store = run.store()
+    judge(store)
+
+    assert "half a pair: \ud800" in store.read_verdict()["unknown_because"]
+
+
 def test_one_broken_promise_breaks_the_run(run: "Run") -> None:
     losing(run)
     run.facts["obligations"] = {"obliged": ["a lease ran out"], "hit": []}

@@ -41,6 +41,21 @@ def test_a_broken_queue_is_violated_by_the_property_that_it_breaks(
     assert found["witnesses"][0]["lines"], "a violation is proven by the lines it was seen in"
 
 
+def test_the_control_breaks_nothing_under_the_same_budget(place: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "killproof", "chaos", "run", "--target", "minimal", *BUDGET,
+         "--seed", "11", "--store", "run", "--json"],
+        cwd=place,
+        env=os.environ | {"NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+    )  # fmt: skip
+
+    found = json.loads(done.stdout)["properties"]
+    assert "violated" not in {finding["verdict"] for finding in found.values()}, done.stderr
+
+
 @pytest.mark.parametrize(
     ("name", "queue"), [(fault.name, queue) for fault, queue in adapter.QUEUES]
 )

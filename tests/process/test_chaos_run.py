@@ -315,6 +315,7 @@ def test_a_plan_can_be_printed_without_running_it(place: Path) -> None:
         (("run", "--target", "json:nope"), "target 'json:nope' cannot be loaded"),
         (("run", "--jobs", "nope.jsonl"), "--jobs 'nope.jsonl' cannot be read"),
         (("run", "--store", "full"), "store 'full' is not empty: give a new folder"),
+        (("run", "--junit", "nowhere/x.xml"), "--junit 'nowhere/x.xml' cannot be written"),
         (("run", "--unknown", "maybe"), "--unknown"),
         (("check", "nope"), "store 'nope' does not exist: give the folder of a run"),
         (("check", "full"), "run.json"),

@@ -176,7 +176,7 @@ AS_BELIEVED = """AND fence = :fence AND owner = :worker AND state = 'leased'
 
 
 # That a delivery ends only once is a guard of the schema's, of its own.
-@without(END=(AS_BELIEVED, ""), RECORD=("INSERT INTO", "INSERT OR REPLACE INTO"))
+@without(END=(AS_BELIEVED, ""))
 class RescuesById(Queue):
     """Its rescuer names the row by its id alone."""
 

@@ -1,7 +1,10 @@
 """The plan and the workload: pure functions of the seed and the options."""
 
+import base64
 import json
+import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -124,6 +127,17 @@ def test_what_is_no_token_is_refused_with_the_remedy(token: str) -> None:
         Options.of_token(token)
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"workers": "x"}, {"kills": -1}, {"seconds": 0}, {"nemeses": ["fire"]}]
+)
+def test_a_token_with_an_option_of_no_use_is_refused(wrong: dict[str, Any]) -> None:
+    text = json.dumps({"nemeses": ["kill"]} | wrong)
+    token = plan.TOKEN_PREFIX + base64.urlsafe_b64encode(zlib.compress(text.encode())).decode()
+
+    with pytest.raises(PlanInvalid, match="is neither a store nor a token"):
+        Options.of_token(token)
+
+
 def test_the_command_line_of_a_run_names_only_what_differs_from_the_default() -> None:
     assert Options(seed=4).argv()[3:] == ["--target", "killproof", "--seed", "4"]
     assert Options(seed=4, kills=9, nemeses=()).argv()[7:] == ["--kills", "9", "--nemesis", "none"]
@@ -159,6 +173,18 @@ def test_the_users_jobs_keep_what_they_say_and_get_the_rest_from_the_seed(tmp_pa
     assert first.payload()["body"] == {"to": "ß"}
     assert second.payload()["body"] is None
     assert (second.script, second.sink) == (("raise", "ok"), "http")
+
+
+def test_a_large_payload_stands_once_in_the_plan_however_often_it_is_enqueued(
+    tmp_path: Path,
+) -> None:
+    path = lines(tmp_path, json.dumps({"kind": "a", "payload": "x" * 200_000}))
+    made = plan.make(Options(seconds=1.0), (), workload.read_jobs(path))
+    made.write(tmp_path / "plan.json")
+
+    assert (tmp_path / "plan.json").stat().st_size < 300_000
+    read = Plan.read(tmp_path / "plan.json")
+    assert [list(operations) for operations in read.operations] == made.operations
 
 
 def test_a_file_that_is_repeated_gets_fresh_keys(tmp_path: Path) -> None:

@@ -85,6 +85,7 @@ class Scene:
                 "engine": "proc",
                 "seed": 7,
                 "argv": ["killproof", "chaos", "run", "--seed", "7"],
+                "obligations": {"obliged": [], "hit": []},
                 "started": 1_790_000_000.0,
                 "environment": {"python": "3.11.7", "sqlite": "3.40.1", "fs": "ext4", "cores": 2},
                 "replay": "killproof chaos replay kp1-abc",

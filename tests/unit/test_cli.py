@@ -43,6 +43,15 @@ def test_enqueue_prints_the_id_and_makes_the_file(run: Run, place: Path) -> None
     assert (job.kind, job.payload) == ("send_report", {"id": 7})
 
 
+def test_the_level_of_a_new_file_can_be_asked_for(run: Run, place: Path) -> None:
+    assert run("enqueue", "k", "1", "--durability", "process")[0] == 0
+    with Queue(place / "queue.db") as queue:
+        assert queue.durability == "process"
+    code, _, err = run("enqueue", "k", "1", "--durability", "power")
+
+    assert (code, "has durability 'process', not 'power'" in err) == (64, True)
+
+
 def test_enqueue_takes_every_option(run: Run, place: Path) -> None:
     options = {"delay": 60, "priority": 0, "key": "k1", "max-attempts": 3, "lease": 5}
     given = [f"--{name}={value}" for name, value in options.items()]
@@ -90,6 +99,7 @@ def test_the_database_comes_from_the_option_or_the_variable(
         (["enqueue", "k", "1", "--retry", "often"], "retry policy 'often' is unknown"),
         (["enqueue", "k", "1", "--max-attempts", "0"], "max_attempts 0 must be"),
         (["enqueue", "k", "1", "--color", "red"], "No such option: --color"),
+        (["enqueue", "k", "1", "--durability", "best"], "durability 'best' is unknown"),
         (["enqueue", "", "1"], "kind '' must be"),
         (["enqueue", "k"], "Missing argument 'JSON'"),
         (["enqueue", "k", "1", "--db", "no/such/folder/queue.db"], "no/such/folder/queue.db"),
@@ -114,9 +124,7 @@ def test_bad_input_is_one_line_with_the_value_and_changes_nothing(
     assert said in err
     assert err.startswith("killproof: ")
     assert err.count("\n") == 1
-    # An option's value is checked by the queue itself, which makes its file first.
-    of_option = arguments[0] == "enqueue" and "JSON" not in said and said != "surrogate"
-    assert of_option or not list(place.glob("*.db"))
+    assert not list(place.glob("*.db"))
 
 
 def test_a_foreign_database_is_refused_in_a_line(run: Run, place: Path) -> None:
@@ -378,7 +386,7 @@ def test_a_package_that_is_not_installed_gives_the_line_that_installs_it() -> No
 def test_an_unexpected_error_is_a_line_and_a_hint(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*arguments: object) -> None:
+    def broken(*arguments: object, **options: object) -> None:
         raise LookupError("a fault of ours")
 
     run("enqueue", "k", "1")

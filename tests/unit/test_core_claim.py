@@ -253,6 +253,22 @@ def test_ack_and_claim_with_nothing_left_acks_and_gives_none(queue: Queue) -> No
     assert queue.counts()["succeeded"] == 1
 
 
+def test_an_ack_is_not_doubted_because_the_next_job_can_not_be_read(queue: Queue, sql: Sql) -> None:
+    first, damaged, third = queue.enqueue_many([("kind", 1), ("kind", 2), ("kind", 3)])
+    lease = queue.claim()
+    assert lease is not None
+    with closing(sqlite3.connect(queue.path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA ignore_check_constraints = ON")
+        connection.execute("UPDATE job SET payload = 'nope' WHERE id = ?", (damaged,))
+
+    assert queue.ack_and_claim(lease) is None
+    after = queue.claim()
+    assert after is not None
+    assert after.job.id == third
+    states = {row[0]: row[1] for row in sql("SELECT id, state FROM job")}
+    assert states == {first: "succeeded", damaged: "dead", third: "leased"}
+
+
 def test_ack_many_is_all_or_none(queue: Queue) -> None:
     queue.enqueue_many([("kind", i) for i in range(3)])
     leases = queue.claim_many(3)

@@ -365,9 +365,14 @@ def test_an_enqueue_joins_the_transaction_it_is_given(queue: Queue, sql: Sql) ->
     assert sql("SELECT x FROM done") == [(5,)]
 
 
-def test_an_enqueue_joins_the_callers_own_connection(queue: Queue, sql: Sql) -> None:
+def dictionary(cursor: sqlite3.Cursor, row: tuple[object, ...]) -> dict[str, object]:
+    return dict(zip([column[0] for column in cursor.description], row, strict=True))
+
+
+@pytest.mark.parametrize("factory", [None, sqlite3.Row, dictionary])
+def test_an_enqueue_joins_the_callers_own_connection(queue: Queue, sql: Sql, factory: Any) -> None:
     with closing(sqlite3.connect(queue.path)) as connection:
-        connection.row_factory = sqlite3.Row
+        connection.row_factory = factory
         connection.execute("CREATE TABLE done (x)")
         first = queue.enqueue("kind", 1, key="k", tx=connection)
         assert queue.enqueue("kind", 2, key="k", tx=connection) == first

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from killproof import FileRefused, Host, Queue, StorageFailed
-from killproof.core import barrier
+from killproof.core import barrier, database
 from killproof.core.database import SCHEMA_VERSION
 from killproof.core.host import KernelLocks
 
@@ -410,3 +410,53 @@ def test_a_file_whose_disk_has_failed_is_refused_and_not_touched(place: Path) ->
     with pytest.raises(StorageFailed, match="end all its processes, then run: killproof doctor"):
         Queue(place / "q.db")
     assert {path.name: path.read_bytes() for path in place.iterdir()} == before
+
+
+@pytest.fixture
+def second_version(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next version of killproof, as far as its schema goes."""
+    script = place / "second.sql"
+    script.write_text(
+        "ALTER TABLE job ADD COLUMN note TEXT;\nCREATE TABLE later (x TEXT) STRICT;\n"
+    )
+    monkeypatch.setattr(database, "MIGRATIONS", (*database.MIGRATIONS, str(script)))
+    monkeypatch.setattr(database, "SCHEMA_VERSION", SCHEMA_VERSION + 1)
+
+
+def version_and_columns(path: Path) -> tuple[int, set[str]]:
+    with closing(sqlite3.connect(path)) as reader:
+        (version,) = reader.execute("SELECT version FROM killproof_schema").fetchone()
+        return version, {row[1] for row in reader.execute("PRAGMA table_info(job)")}
+
+
+def test_an_older_file_is_taken_to_this_version_with_its_jobs_and_its_level(
+    place: Path, request: pytest.FixtureRequest
+) -> None:
+    path = place / "q.db"
+    with Queue(path, durability="process") as queue:
+        job_id = queue.enqueue("kind", {"n": 1})
+    request.getfixturevalue("second_version")
+    with Queue(path) as queue:
+        job = queue.get(job_id)
+        level = queue.durability
+
+    assert job is not None
+    assert (job.payload, level) == ({"n": 1}, "process")
+    version, columns = version_and_columns(path)
+    assert version == SCHEMA_VERSION + 1
+    assert "note" in columns
+
+
+def test_a_migration_that_fails_leaves_the_file_as_it_was(
+    place: Path, request: pytest.FixtureRequest
+) -> None:
+    path = place / "q.db"
+    Queue(path).close()
+    with closing(sqlite3.connect(path)) as writer:
+        writer.execute("CREATE TABLE later (y)")
+    before = version_and_columns(path)
+    request.getfixturevalue("second_version")
+
+    with pytest.raises(FileRefused, match="later"):
+        Queue(path)
+    assert version_and_columns(path) == before

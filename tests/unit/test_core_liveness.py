@@ -4,10 +4,12 @@ The lives of other workers are rows and bytes here; tests/process kills real one
 """
 
 import dataclasses
+import errno
 import os
 import random
 import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,10 @@ def peer(queue: Queue, clock: ManualClock) -> Iterator[Queue]:
     """Another worker on the same file and clock, with a life of its own."""
     with Queue(queue.path, host=Host(clock=clock, random=random.Random(5))) as peer:
         yield peer
+
+
+def outcome_of(queue: Queue, lease: Lease) -> str:
+    return read(queue, lease.job.id).attempts[-1].outcome
 
 
 def die(queue: Queue) -> None:
@@ -508,6 +514,30 @@ def test_descriptors_closed_by_a_handler_are_healed_by_the_next_heartbeat(
     queue.ack(new)
 
 
+def test_closing_after_a_handler_has_closed_the_descriptors_raises_nothing(queue: Queue) -> None:
+    lease = claimed(queue)
+    life = queue.database.liveness
+    assert isinstance(life, Liveness)
+    os.close(life._hold)
+    queue.close()
+
+    with Queue(queue.path) as other:
+        assert outcome_of(other, lease) == "released"
+
+
+def test_a_lease_that_can_not_be_given_back_is_still_seen_to_be_a_dead_workers(
+    queue: Queue, peer: Queue, clock: ManualClock
+) -> None:
+    lease = claimed(queue)
+    with closing(sqlite3.connect(queue.path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA ignore_check_constraints = ON")
+        connection.execute("UPDATE job SET failures = -5")
+    queue.close()
+
+    assert peer.reap() == 1
+    assert read(peer, lease.job.id).error_class == "RowDamaged"
+
+
 def test_the_rows_of_workers_that_are_gone_are_forgotten_and_those_of_the_living_kept(
     queue: Queue, peer: Queue, clock: ManualClock, sql: Sql
 ) -> None:
@@ -561,3 +591,40 @@ def test_a_claim_that_was_rolled_back_registers_again(
     lease = queue.claim()
     assert lease is not None
     assert sql("SELECT id FROM worker") == [(lease.owner,)]
+
+
+def test_a_lock_call_that_fails_leaves_the_lease_to_decide(place: Path) -> None:
+    """An error of the kernel's lock is no reason to refuse a claim, and proves no death."""
+    mine, other = Liveness(str(place / "q.db")), Liveness(str(place / "q.db"))
+    byte = other.hold()
+    assert not mine.is_free(byte)
+    for descriptor in (mine._hold, mine._test):
+        os.close(descriptor)
+
+    assert not mine.is_free(byte)
+    assert mine.hold() == 0
+    assert mine.file == ""
+    other.close()
+
+
+def test_a_claim_without_a_lock_is_one_that_only_its_lease_can_end(place: Path) -> None:
+    class FailingLater(Liveness):
+        is_tried = False
+
+        def _lock(self, byte: int) -> bool:
+            if self.is_tried:
+                raise OSError(errno.EIO, "refused")
+            self.is_tried = True
+            return super()._lock(byte)
+
+    class Locks(KernelLocks):
+        def liveness(self, path: str) -> Liveness:
+            return FailingLater(path)
+
+    with Queue(place / "q.db", host=Host(lock=Locks())) as queue:
+        queue.enqueue("kind", 1)
+        lease = queue.claim()
+
+        assert lease is not None
+        rows = queue.database.peek("SELECT file, byte FROM worker")
+        assert rows == [("", 0)]

@@ -582,8 +582,9 @@ def test_the_counts_add_up_to_all_jobs_in_every_state(queue: Queue, sql: Sql) ->
     }
 
 
+@pytest.mark.parametrize("error", [ZeroDivisionError(), SystemExit(1)], ids=repr)
 def test_an_error_that_ends_the_owner_counts_as_a_crash_of_what_it_held(
-    queue: Queue, sql: Sql
+    queue: Queue, sql: Sql, error: BaseException
 ) -> None:
     """Given back as no attempt, a job that ends its worker would come again for ever."""
     queue.enqueue("kind", 1, max_attempts=2, retry="immediate")
@@ -591,10 +592,10 @@ def test_an_error_that_ends_the_owner_counts_as_a_crash_of_what_it_held(
     def work() -> None:
         with Queue(queue.path, host=queue.host) as owner:
             assert owner.claim() is not None
-            raise ZeroDivisionError
+            raise error
 
     for _ in range(2):
-        with pytest.raises(ZeroDivisionError):
+        with pytest.raises(type(error)):
             work()
 
     queue.reap()

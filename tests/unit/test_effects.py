@@ -1,8 +1,11 @@
 """The effect ledger: once where that can be known, in doubt where it can not."""
 
+import re
 import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import LiteralString
 
 import pytest
 
@@ -15,6 +18,7 @@ from killproof import (
     ManualClock,
     Queue,
     Transaction,
+    effects,
 )
 from killproof.effects import Effect, InDoubt, Ledger, Rejected, key_of
 from killproof.handlers import Hold, RetryLater, Snooze
@@ -286,13 +290,29 @@ def test_recording_stops_trying_when_the_lease_is_lost(
         ledger.apply(effect)
 
 
-def test_a_foreign_table_of_the_same_name_is_refused(stand: Stand) -> None:
+@pytest.mark.parametrize(
+    "statement", ["CREATE TABLE effect (mine INTEGER)", "CREATE VIEW Effect AS SELECT 1"]
+)
+def test_a_foreign_table_of_the_same_name_is_refused(
+    stand: Stand, statement: LiteralString
+) -> None:
     with stand.queue.transaction() as tx:
-        tx.execute("CREATE TABLE effect (mine INTEGER)")
-    with pytest.raises(FileRefused, match="rename it"):
+        tx.execute(statement)
+    with pytest.raises(FileRefused, match=r"queue.db has a table 'effect' .* rename it"):
         stand.apply()
 
     assert stand.applied == []
+
+
+@pytest.mark.parametrize("name", ["RESERVE", "RECORD", "RESOLVE", "READ", "IS_CURRENT"])
+def test_no_statement_of_the_ledger_scans_a_table(stand: Stand, name: str) -> None:
+    stand.apply()
+    statement = vars(Ledger).get(name) or vars(effects)[name]
+    with closing(sqlite3.connect(stand.queue.path)) as connection:
+        values = dict.fromkeys(re.findall(r":(\w+)", statement))
+        plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}", values)]
+
+    assert all(step.startswith("SEARCH") for step in plan), plan
 
 
 def test_a_newer_ledger_is_refused(stand: Stand) -> None:

@@ -8,8 +8,10 @@ import json
 import logging
 import os
 import signal
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -456,6 +458,31 @@ def test_a_stop_between_claim_and_start_releases_the_job_at_once(stand: Stand) -
     job = stand.do(failing(AssertionError("started")), max_attempts=1)
 
     assert (job.state, job.attempt, outcomes(job)) == ("available", 0, ["released"])
+
+
+def test_a_stopping_worker_waits_for_a_held_lock_no_longer_than_its_grace(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stayed for as long as the lock, up to the busy limit of 30 s."""
+    stand.at = {}
+    stand.add(lambda context: None)
+    stand.queue.enqueue("k", None)
+    stand.worker = Worker(stand.queue, stand.handlers, grace=1, clock=stand.clock)
+    sleep = stand.clock.sleep
+
+    def stop_once(seconds: float) -> None:
+        if not stand.worker._stopping:
+            stand.worker.stop()
+        sleep(seconds)
+
+    monkeypatch.setattr(stand.clock, "sleep", stop_once)
+    with closing(sqlite3.connect(stand.queue.path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        started_ns = stand.clock.monotonic_ns()
+        stand.worker.run()
+
+    assert stand.clock.monotonic_ns() - started_ns < 2e9
+    assert stand.queue.database.busy_limit == 30
 
 
 def test_a_job_claimed_with_the_last_ack_is_released_on_a_stop(stand: Stand) -> None:

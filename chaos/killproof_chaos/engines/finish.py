@@ -6,6 +6,8 @@ Only here does the supervisor open the database, and only while nobody else live
 import json
 import shutil
 import sqlite3
+import time
+from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -30,7 +32,7 @@ EFFECT_TABLE: Final = """
 #: After one of these the lease is no longer the process's.
 ENDING: Final = frozenset({"ack", "nack", "release", "snooze"})
 #: What keeps an idle worker from taking over.
-STRIKES: Final = frozenset({"kill", "pause", "term"})
+STRIKES: Final = frozenset({"kill", "pause", "term", "handler-exit", "handler-abort"})
 
 
 def prepare(target: Target, place: Path, database: Path, plan: Plan) -> None:
@@ -69,6 +71,7 @@ def finish(
     run["environment"] = found
     run["counts"] = _counts(store)
     run["contract"] = "contract.toml"
+    run["files"] = store.sizes()
     run["obligations"]["hit"] = coverage.hit(store, options, run)
     store.write_run(run)
     return run
@@ -125,14 +128,21 @@ def _write_recovery(store: Store) -> None:
     by_job: dict[str, list[_Claim]] = {}
     for claim in claims:
         by_job.setdefault(claim.job, []).append(claim)
+    turns = _Turns(store)
     log = store.writer(store.recovery)
     for claim in claims:
         kill = kills.get(claim.pid)
         if kill is None or (claim.job, claim.fence) in ended:
             continue
-        later = [c.t for c in by_job[claim.job] if c.fence > claim.fence and c.t > kill["t"]]
+        later = [c for c in by_job[claim.job] if c.fence > claim.fence and c.t > kill["t"]]
+        after = min(later, key=lambda c: c.t, default=None)
         # None: nobody had to, its outcome was in the file; or nobody did, says P18.
-        t_reclaim = min(later, default=None)
+        t_reclaim = None if after is None else after.t
+        waited = after is not None and turns.waited(after)
+        t_taken_back = turns.taken_back(after) if after is not None and waited else None
+        if t_reclaim is not None and t_taken_back is not None:
+            # It was there again, and others went first: the recovery ended when it was there.
+            t_reclaim = max(kill["t"], min(t_reclaim, t_taken_back))
         log.append(
             {
                 "t_kill": kill["t"],
@@ -141,10 +151,48 @@ def _write_recovery(store: Store) -> None:
                 "fence": claim.fence,
                 "phase": kill["phase"],
                 "t_reclaim": t_reclaim,
-                "peers_idle": _was_spared(kill, t_reclaim, faults),
+                "peers_idle": (not waited or t_taken_back is not None)
+                and _was_spared(kill, t_reclaim, faults),
             }
         )
     log.close()
+
+
+class _Turns:
+    """The order of the claims, as the audit has it: did a job wait for others that came first?
+
+    Once taken back, a job of low priority waits behind the urgent ones: that is P11, not P18.  What
+    P18 is about is then the moment of taking back, which the audit has by the wall clock.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._claimed: list[int] = []  # In commit order.
+        self._at: dict[tuple[str, int | None], tuple[int, dict[str, Any] | None]] = {}
+        self._offset_ns = time.time_ns() - time.monotonic_ns()
+        free: dict[str, dict[str, Any]] = {}
+        for _, change in store.read(store.audit):
+            if change is None:
+                continue
+            job = str(change["job"])
+            if change["new"] == "available":
+                free[job] = change
+            elif change["new"] == "leased":
+                self._claimed.append(change["seq"])
+                self._at[job, change.get("fence")] = change["seq"], free.pop(job, None)
+
+    def waited(self, claim: _Claim) -> bool:
+        """Say whether others were claimed between the job's being there and its claim."""
+        claimed, free = self._at.get((claim.job, claim.fence), (0, None))
+        if free is None:
+            return False
+        return bisect_left(self._claimed, claimed) > bisect_left(self._claimed, free["seq"])
+
+    def taken_back(self, claim: _Claim) -> int | None:
+        """Return when the job was there again before this claim, in ns of the kills' clock."""
+        _, free = self._at.get((claim.job, claim.fence), (0, None))
+        if free is None or free.get("t_ms") is None:
+            return None
+        return int(free["t_ms"]) * 1_000_000 - self._offset_ns
 
 
 def _was_spared(kill: dict[str, Any], until: int | None, faults: list[dict[str, Any]]) -> bool:

@@ -20,6 +20,7 @@ from killproof_chaos import hook
 from killproof_chaos.plan import Plan
 from killproof_chaos.recording import Recorder, open_recorder, process_name
 from killproof_chaos.workload import WAITING_MS, Operation
+from killproof_evidence.evidence import payload_digest
 from killproof_evidence.records import RecordWriter
 from killproof_evidence.store import Store
 from killproof_evidence.target import Client, Indefinite, Target
@@ -125,7 +126,7 @@ def _perform(client: Client, recorder: Recorder, operation: Operation, ids: dict
             found = recorder.call(
                 "enqueue",
                 lambda: client.enqueue(job.kind, payload, **options),
-                value=job.summary(),
+                value=job.summary() | {"digest": payload_digest(payload)},
                 told=lambda result: {"job": result},
             )
             ids[job.id] = str(found)

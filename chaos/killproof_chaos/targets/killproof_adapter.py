@@ -17,7 +17,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from killproof import Host, KillproofError, Lease, LeaseLost, Queue, operations
+from killproof import DatabaseBusy, Host, KillproofError, Lease, LeaseLost, Queue, operations
 from killproof.core import model, sync
 from killproof.core.database import Transaction
 from killproof.worker import Context, Handlers, Permanent, Snooze, Worker
@@ -74,6 +74,7 @@ class RecordedQueue(Queue):
         super().__init__(path, host=host)
         self.database.checkpoint_commits = CHECKPOINT_COMMITS
         self._recorder = recorder
+        recorder.facts_of = self._facts_of
         self._latest: Lease | None = None  # Until its outcome is in the file.
 
     def claim(self, kinds: Iterable[str] | None = None) -> Lease | None:
@@ -166,6 +167,12 @@ class RecordedQueue(Queue):
             lease,
             told=lambda _: {"value": {"delay_ms": round(delay * 1_000)}},
         )
+
+    def _facts_of(self, error: BaseException) -> dict[str, Any]:
+        """Tell how long a call was ready to wait: a worker that stops waits less than others."""
+        if not isinstance(error, DatabaseBusy):
+            return {}
+        return {"limit_ms": round(self.database.busy_limit * 1_000)}
 
     def _outcome(
         self,

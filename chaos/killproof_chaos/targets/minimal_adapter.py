@@ -37,6 +37,7 @@ CONTRACT: Final = Contract(
         "lease_ms": MinimalQueue.LEASE_NS // 1_000_000,
         "max_attempts": 5,
         "retry": f"fixed:{MinimalQueue.BACKOFF_MS / 1_000}",
+        "crash_later": "immediate",  # Who finds a lease that ran out offers the job at once.
         "grace_ms": 10_000,
         "recovery_ms": 10_000,
         "busy_ms": 30_000,

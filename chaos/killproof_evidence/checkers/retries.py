@@ -68,6 +68,14 @@ def _check_counting(evidence: Evidence, tally: Tally, story: Story) -> None:
     forgiven = _forgiven(story)
     for change in story.changes:
         before, counted = change.before, change.attempts
+        if before is not None and _was_forgiven_unasked(story, before, change):
+            tally.violate(
+                story.label,
+                f"the attempt of job {story.label} under token {before.fence} was forgiven, and "
+                f"its worker had not given it back",
+                before.at,
+                change.at,
+            )
         if before is not None and counted is not None and before.attempts is not None:
             if change.takes and counted <= before.attempts:
                 tally.violate(
@@ -90,6 +98,20 @@ def _check_counting(evidence: Evidence, tally: Tally, story: Story) -> None:
                     before.at,
                     change.at,
                 )
+
+
+def _was_forgiven_unasked(story: Story, before: Change, change: Change) -> bool:
+    """Say whether a lease ended as no attempt, though its holder asked for nothing of the kind.
+
+    A queue that forgives a crash would let a poison job run for ever, and count no attempt.
+    """
+    if change.forgiven is None or before.forgiven is None or change.forgiven <= before.forgiven:
+        return False
+    claim = story.claim_of(before.fence)
+    if not change.ends or change.new not in WAITING or claim is None or claim.type != "ok":
+        return False
+    given_back = story.outcomes_of(before.fence)
+    return not any(op.f in {"release", "snooze"} and op.type != "fail" for op in given_back)
 
 
 def _check_grave(tally: Tally, story: Story) -> None:
@@ -264,7 +286,8 @@ def never_early(evidence: Evidence) -> Finding:
 
 
 def _check_first(tally: Tally, story: Story, delay_ms: int) -> None:
-    enqueue = story.enqueues[0]
+    enqueue = story.birth
+    assert enqueue is not None  # Its delay was read there.
     due = enqueue.t + (delay_ms - ROUNDING_MS) * 1_000_000
     for claim in story.claims[:1]:
         if claim.t_end is not None and claim.t_end < due:

@@ -35,7 +35,7 @@ def allowed_edges(evidence: Evidence) -> Finding:
                 f"job {story.label} left {change.old} for {change.new}, and nobody replayed it",
                 *(other.at for other in _around(change)),
             )
-    return tally.finding("no audit: the target's table is not mapped")
+    return tally.finding("no change of a job is in the audit")
 
 
 def _around(change: Change) -> list[Change]:
@@ -67,20 +67,21 @@ def dead_letters(evidence: Evidence) -> Finding:
 
 def _check_letter(evidence: Evidence, tally: Tally, story: Story, row: Row) -> None:
     asked = story.asked
+    birth = None if story.birth is None else at(story.birth)
     digest = asked.get("digest")
     if row.digest is not None and asked and row.name != asked.get("id"):
         tally.violate(
             story.label,
             f"dead job {story.label} lost its payload: the id in it is not the one that was "
             f"enqueued",
-            at(story.enqueues[0]),
+            birth,
             row.at,
         )
     elif row.digest is not None and digest is not None and row.digest != digest:
         tally.violate(
             story.label,
             f"the payload of dead job {story.label} is not the one that was enqueued",
-            at(story.enqueues[0]),
+            birth,
             row.at,
         )
     if not row.error:

@@ -150,7 +150,8 @@ def refusal(path: str, durability: str) -> str | None:
     if durability == "power" and (kind in RAM_KINDS or "volatile" in options):
         return (
             f"{path} is on {kind}, where fsync does nothing: "
-            "use a disk, or say that it need not survive a power cut (durability='process')"
+            "use a disk, or say that it need not survive a power cut (durability='process', "
+            "--durability process)"
         )
     return None
 

@@ -41,7 +41,9 @@ Values = Mapping[str, Value] | Sequence[Value]
 Durability = Literal["power", "process"]
 Result = TypeVar("Result")
 
-SCHEMA_VERSION: Final = 1
+#: The n-th takes a file from version n - 1 to n; none is ever changed once it was released.
+MIGRATIONS: Final = ("schema.sql",)
+SCHEMA_VERSION: Final = len(MIGRATIONS)
 #: The tables of that version.
 TABLES: Final = {"killproof_schema", "killproof_setting", "worker", "job", "attempt"}
 #: One commit in so many runs a checkpoint, by chance: a count would start anew in each process, and
@@ -289,7 +291,11 @@ class Database:
             self._wait_for_disk(handle)
 
     def peek(self, sql: LiteralString, values: Values = ()) -> list[tuple[Value, ...]]:
-        """Return rows that are advisory only: not necessarily durable, no write lock taken."""
+        """Return rows that are advisory only: not necessarily durable, no write lock taken.
+
+        Raises:
+            DatabaseBusy, FileRefused, StorageFailed: definite.
+        """
         with self._using() as handle:
             return self._patiently(lambda: handle.connection.execute(sql, values).fetchall())
 
@@ -304,12 +310,11 @@ class Database:
         if isinstance(tx, Transaction):
             tx.check_open(self.path)
             return tx
-        names = [row[2] for row in tx.cursor().execute("PRAGMA database_list") if row[1] == "main"]
-        if not names or os.path.realpath(names[0]) != self.path:
-            raise ValueError(
-                f"tx is a connection on {names[0] if names else None!r}, not on {self.path!r}"
-            )
-        return Transaction(tx, self.path, is_ours=False)
+        joined = Transaction(tx, self.path, is_ours=False)
+        (name,) = (row[2] for row in joined.rows("PRAGMA database_list") if row[1] == "main")
+        if os.path.realpath(str(name)) != self.path:
+            raise ValueError(f"tx is a connection on {name!r}, not on {self.path!r}")
+        return joined
 
     def is_writing(self) -> bool:
         """Whether this thread is inside a write: an asynchronous exception had better wait."""
@@ -319,7 +324,7 @@ class Database:
     def close(self) -> None:
         """Close the connections of all threads; after a disk failure leave them open for ever."""
         self._closed = True
-        with self.guard:
+        with kept.opening:
             handles = list(self._handles)
         for handle in handles:
             if self.path in _failed:
@@ -344,10 +349,11 @@ class Database:
         logger.critical("%s: %s", self.path, reason)
         _failed[self.path] = reason
         barrier.mark_failed(self.path, reason)
-        for database in list(_databases):
-            if database.path == self.path:
-                for handle in list(database._handles):
-                    handle.keep()
+        with kept.opening:  # A handle opened meanwhile would be closed like any other.
+            for database in list(_databases):
+                if database.path == self.path:
+                    for handle in list(database._handles):
+                        handle.keep()
 
     # The steps of a write, in order.
 
@@ -490,7 +496,6 @@ class Database:
         if handle is None or not handle.is_open:
             with kept.opening:
                 handle = self._local.handle = self._open()
-            with self.guard:
                 self._handles.add(handle)
         return handle
 
@@ -564,7 +569,7 @@ class Database:
         """
         connection = self._connect()
         try:
-            found = self._patiently(lambda: self._durability_of(connection))
+            version, found = self._patiently(lambda: self._schema_of(connection))
             level = found or asked or "power"
             if asked not in (None, level):
                 raise FileRefused(
@@ -573,9 +578,9 @@ class Database:
                 )
             if refusal := self.host.lock.refusal(self.path, level):
                 raise FileRefused(refusal)
-            if found is None:
-                self._patiently(lambda: self._make_schema(connection, level))
-                return self._patiently(lambda: self._durability_of(connection)) or level
+            if version < SCHEMA_VERSION:
+                self._patiently(lambda: self._migrate(connection, level))
+                return self._patiently(lambda: self._schema_of(connection))[1] or level
             return level
         except BaseException as error:
             self._raise_known(error)
@@ -587,8 +592,8 @@ class Database:
         finally:
             connection.close()
 
-    def _durability_of(self, connection: sqlite3.Connection) -> Durability | None:
-        """Return the level the file was made with, or None for a file without the schema."""
+    def _schema_of(self, connection: sqlite3.Connection) -> tuple[int, Durability | None]:
+        """Return the file's version and level; (0, None) without the schema."""
         names = connection.execute("SELECT name FROM sqlite_schema").fetchall()
         found = {name.lower(): name for (name,) in names}
         if "killproof_schema" not in found:
@@ -597,7 +602,7 @@ class Database:
                     f"{self.path} has a table {found[min(taken)]!r} that is not killproof's: "
                     "use another file, or rename that table"
                 )
-            return None
+            return 0, None
         (version,) = connection.execute(
             "SELECT max(version) FROM killproof_schema WHERE component = 'core'"
         ).fetchone()
@@ -617,25 +622,25 @@ class Database:
             raise FileRefused(
                 f"{self.path} has durability {level!r}: restore the file from a backup"
             )
-        return "power" if level == "power" else "process"
+        return version, "power" if level == "power" else "process"
 
-    def _make_schema(self, connection: sqlite3.Connection, level: Durability) -> None:
+    def _migrate(self, connection: sqlite3.Connection, level: Durability) -> None:
+        """Take the file to this version, all steps or none; there is no way back."""
         connection.execute("PRAGMA journal_mode = wal").fetchall()
         # A schema that a power cut could take back would be made anew under living workers.
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("BEGIN IMMEDIATE")
         try:
-            if self._durability_of(connection) is None:
-                for statement in _statements(
-                    files("killproof.core").joinpath("schema.sql").read_text()
-                ):
+            version, _ = self._schema_of(connection)  # Again: somebody may have been faster.
+            for name in MIGRATIONS[version:]:
+                for statement in _statements(files("killproof.core").joinpath(name).read_text()):
                     connection.execute(statement)
-                connection.execute(
-                    "INSERT INTO killproof_schema VALUES ('core', ?)", (SCHEMA_VERSION,)
-                )
-                connection.execute(
-                    "INSERT INTO killproof_setting VALUES ('durability', ?)", (level,)
-                )
+            connection.execute(
+                "INSERT OR REPLACE INTO killproof_schema VALUES ('core', ?)", (SCHEMA_VERSION,)
+            )
+            connection.execute(
+                "INSERT OR IGNORE INTO killproof_setting VALUES ('durability', ?)", (level,)
+            )
             connection.execute("COMMIT")
         except BaseException:
             _roll_back(connection)
@@ -650,7 +655,7 @@ class Database:
             DatabaseBusy: the limit passed; definite.
         """
         clock = self.host.clock
-        deadline_ns = -1
+        first_ns = -1
         while True:
             try:
                 return attempt()
@@ -659,9 +664,9 @@ class Database:
                     self._raise_known(error)
                     raise
                 now_ns = clock.monotonic_ns()
-                if deadline_ns < 0:
-                    deadline_ns = now_ns + round(self.busy_limit * 1e9)
-                if now_ns >= deadline_ns:
+                if first_ns < 0:
+                    first_ns = now_ns
+                if now_ns - first_ns >= self.busy_limit * 1e9:  # A worker told to stop lowers it.
                     raise DatabaseBusy(
                         f"{self.path} was locked by another program for {self.busy_limit:g} s: "
                         "find who holds it, or try again"

@@ -48,7 +48,7 @@ class StorageFull(KillproofError):
 
 
 class StorageFailed(KillproofError):
-    """The disk failed to make a commit durable: the queue is stopped until it has been repaired."""
+    """The disk or the log failed before, the queue is stopped: definite; repair as it says."""
 
 
 class FileRefused(KillproofError):

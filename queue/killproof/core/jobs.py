@@ -123,7 +123,7 @@ class Queue:
 
         Given back as no attempt, a job whose handler ends its worker would come again for ever.
         """
-        if isinstance(error, Exception):
+        if isinstance(error, Exception) or (isinstance(error, SystemExit) and error.code):
             self._identity = None  # Its byte is freed with the rest, and tells the others.
         self.close()
 
@@ -193,9 +193,9 @@ class Queue:
             NestedTransaction, DatabaseBusy, StorageFull, StorageFailed: definite.
             OutcomeUnknown: indefinite.
         """
-        values = self._new_job(
-            kind, payload, priority=priority, delay=delay, run_at=run_at, key=key,
-            max_attempts=max_attempts, lease=lease, policy=retry,
+        values = new_job(
+            self.host.clock.now_ms(), kind, payload, priority=priority, delay=delay, run_at=run_at,
+            key=key, max_attempts=max_attempts, lease=lease, policy=retry,
         )  # fmt: skip
         if tx is not None:
             return self._enqueue(self.database.joined(tx), values)
@@ -209,7 +209,8 @@ class Queue:
             ValueError: more than `BATCH_MAX` jobs, or as for `enqueue`; definite.
             KillproofError: as for `enqueue`.
         """
-        rows = [self._new_job(kind, payload) for kind, payload in jobs]
+        now_ms = self.host.clock.now_ms()
+        rows = [new_job(now_ms, kind, payload) for kind, payload in jobs]
         model.check_count(len(rows), "number of jobs", 0, BATCH_MAX)
         if not rows:
             return []
@@ -227,39 +228,6 @@ class Queue:
         found = tx.row(self.FIND_KEY, values)
         assert found is not None, "the insert met a live job with this key"
         return cast(int, found[0])
-
-    def _new_job(
-        self,
-        kind: str,
-        payload: object,
-        *,
-        priority: int = 5,
-        delay: float = 0,
-        run_at: float | datetime | None = None,
-        key: str | None = None,
-        max_attempts: int = 5,
-        lease: float = 60.0,
-        policy: str = "article",
-    ) -> dict[str, Value]:
-        """Check the arguments of an enqueue and return the values of its row."""
-        if run_at is not None and delay:
-            raise ValueError(f"delay {delay!r} and run_at {run_at!r} exclude each other")
-        now_ms = self.host.clock.now_ms()
-        wait_ms = model.to_ms(delay, "delay")
-        due_ms = now_ms + wait_ms if run_at is None else max(now_ms, model.moment_ms(run_at))
-        retry.parse(policy)
-        return {
-            "kind": model.check_text(kind, "kind", model.KIND_CHARS_MAX),
-            "state": "scheduled" if due_ms > now_ms else "available",
-            "payload": model.encode_payload(payload),
-            "priority": model.check_count(priority, "priority", 0, 9),
-            "due_ms": due_ms,
-            "key": None if key is None else model.check_text(key, "key", model.KEY_CHARS_MAX),
-            "max_attempts": model.check_count(max_attempts, "max_attempts", 1, model.ATTEMPTS_MAX),
-            "lease_ms": model.to_ms(lease, "lease", lowest_ms=1),
-            "retry": policy,
-            "now_ms": now_ms,
-        }
 
     # Taking out.
 
@@ -312,7 +280,12 @@ class Queue:
         return leases[0] if leases else None
 
     def claim_many(self, limit: int, kinds: Iterable[str] | None = None) -> list[Lease]:
-        """Take up to so many jobs in one transaction, in order; see `claim`."""
+        """Take up to so many jobs in one transaction, in order.
+
+        Raises:
+            ValueError: the limit is not an integer from 1 to `BATCH_MAX`; definite.
+            KillproofError: as for `claim`.
+        """
         model.check_count(limit, "limit", 1, BATCH_MAX)
         wanted = _kinds_json(kinds)
         # An empty poll must not take the write lock; a busy queue must not pay for a look before.
@@ -331,6 +304,8 @@ class Queue:
     ) -> Lease | None:
         """Finish a job and take the next in one transaction: half the commits of a busy worker.
 
+        None: the job is finished, and nothing was claimed, or nothing that can be read.
+
         Raises:
             LeaseLost: the lease is not current; nothing was claimed either; definite.
             KillproofError: as for `ack` and `claim`.
@@ -340,7 +315,8 @@ class Queue:
             self._ack(tx, lease, text)
             taken = self._claim(tx, 1, wanted)
         self._full_last = bool(taken)
-        leases = self._readable(taken) or (taken and self.claim_many(1, kinds)) or []
+        # No second claim for one that can not be read: its error would look like one of the ack.
+        leases = self._readable(taken)
         return leases[0] if leases else None
 
     def _claim(self, tx: Transaction, limit: int, wanted: str | None) -> list["_Taken"]:
@@ -499,7 +475,13 @@ class Queue:
             self._ack(tx, lease, text)
 
     def transaction(self) -> AbstractContextManager[Transaction]:
-        """Open a write transaction on the file, for the caller's SQL and `enqueue(..., tx=tx)`."""
+        """Open a write transaction on the file, for the caller's SQL and `enqueue(..., tx=tx)`.
+
+        It holds the write lock for the length of the block, and is durable when the block is left.
+
+        Raises:
+            KillproofError: as for `ack`, but for `LeaseLost`.
+        """
         return self.database.write("")
 
     def nack(
@@ -563,7 +545,7 @@ class Queue:
     END: Final = """
         UPDATE job
            SET state = :state, due_ms = coalesce(:due_ms, due_ms), result = :result,
-               forgiven = forgiven + (:outcome IN ('released', 'snoozed')),
+               forgiven = forgiven + (:outcome IN ('released', 'snoozed', 'held')),
                failures = failures + (:outcome = 'failed'),
                crashes = crashes + (:outcome IN ('crashed', 'expired')),
                owner = NULL, lease_deadline_ns = NULL, updated_ms = :now_ms,
@@ -661,7 +643,7 @@ class Queue:
 
     ATTEMPTS: Final = """
         SELECT fence, outcome, worker, started_ms, finished_ms, error_class, error_message,
-        traceback
+               traceback
           FROM attempt WHERE job_id = :id ORDER BY fence"""
 
     def get(self, job_id: int) -> Job | None:
@@ -700,6 +682,9 @@ class Queue:
         """Return the number of jobs in each state, all from one snapshot, durable.
 
         It counts index entries: cheap against rows, but not free at a million of them.
+
+        Raises:
+            DatabaseBusy, NestedTransaction, StorageFailed: definite.
         """
         with self.database.read() as tx:
             found = {cast(str, state): cast(int, count) for state, count in tx.rows(self.COUNTS)}
@@ -727,6 +712,9 @@ class Queue:
         """Take back the leases of dead workers and those that have run out; return how many.
 
         Claims do it as well, a bounded number of rows each; this does it until nothing is left.
+
+        Raises:
+            KillproofError: as for `claim`; what was taken back before stays so.
         """
         reaped = 0
         while True:
@@ -828,7 +816,9 @@ class Queue:
          WHERE NOT EXISTS (SELECT 1 FROM job WHERE state = 'leased' AND owner = worker.id)
          LIMIT 100"""
 
-    UNREGISTER: Final = "DELETE FROM worker WHERE id = :id"
+    UNREGISTER: Final = """
+        DELETE FROM worker WHERE id = :id
+           AND NOT EXISTS (SELECT 1 FROM job WHERE state = 'leased' AND owner = worker.id)"""
 
     def _register(self, tx: Transaction, *, again: bool) -> str:
         """Return our identity, registered in this transaction: the byte, the row, then claims.
@@ -880,7 +870,10 @@ class Queue:
                 self.database.liveness = None
 
     def _leave(self, identity: "_Identity") -> None:
-        """Release what we hold, delete our row, free the byte: backwards."""
+        """Release what we hold, delete our row, free the byte: backwards.
+
+        The row stays while a lease names it: without it the freed byte would prove nothing.
+        """
         with self.database.write("release") as tx:
             held = tx.rows(
                 self.HELD_BY, {"owner": identity.id, "before_ns": NEVER_NS, "limit": BATCH_MAX}
@@ -908,7 +901,11 @@ class Queue:
         """Wait until something looks claimable; False after so many seconds without.
 
         It takes no write lock and reads rows only after somebody has committed: an idle worker
-        costs a look at a shared-memory counter, and a lock test for each lease, every 4 to 50 ms.
+        costs a look at a shared-memory counter, and a lock test for each holder, every 4 to 50 ms.
+
+        Raises:
+            ValueError: kinds or seconds are wrong; the message shows it; definite.
+            DatabaseBusy, StorageFailed: definite.
         """
         wanted, clock = _kinds_json(kinds), self.host.clock
         end_ns = clock.monotonic_ns() + model.to_ms(seconds, "seconds") * 1_000_000
@@ -973,8 +970,8 @@ class _Identity:
     def __init__(self, liveness: Liveness) -> None:
         self.id = os.urandom(16).hex()
         self.liveness = liveness
-        self.file = liveness.file
         self.byte = liveness.hold()
+        self.file = liveness.file  # '' by now if the lock could not be had.
         self.pid = os.getpid()
 
 
@@ -986,6 +983,43 @@ class _Holder(NamedTuple):
     file: str | None
     byte: int | None
     first_deadline_ns: int | None
+
+
+def new_job(
+    now_ms: int,
+    kind: str,
+    payload: object,
+    *,
+    priority: int = 5,
+    delay: float = 0,
+    run_at: float | datetime | None = None,
+    key: str | None = None,
+    max_attempts: int = 5,
+    lease: float = 60.0,
+    policy: str = "article",
+) -> dict[str, Value]:
+    """Check the arguments of an enqueue and return the values of its row; opens nothing.
+
+    Raises:
+        ValueError, PayloadInvalid, PayloadTooLarge: as for `Queue.enqueue`; definite.
+    """
+    if run_at is not None and delay:
+        raise ValueError(f"delay {delay!r} and run_at {run_at!r} exclude each other")
+    wait_ms = model.to_ms(delay, "delay")
+    due_ms = now_ms + wait_ms if run_at is None else max(now_ms, model.moment_ms(run_at))
+    retry.parse(policy)
+    return {
+        "kind": model.check_text(kind, "kind", model.KIND_CHARS_MAX),
+        "state": "scheduled" if due_ms > now_ms else "available",
+        "payload": model.encode_payload(payload),
+        "priority": model.check_count(priority, "priority", 0, 9),
+        "due_ms": due_ms,
+        "key": None if key is None else model.check_text(key, "key", model.KEY_CHARS_MAX),
+        "max_attempts": model.check_count(max_attempts, "max_attempts", 1, model.ATTEMPTS_MAX),
+        "lease_ms": model.to_ms(lease, "lease", lowest_ms=1),
+        "retry": policy,
+        "now_ms": now_ms,
+    }
 
 
 def _kinds_json(kinds: Iterable[str] | None) -> str | None:

@@ -15,6 +15,7 @@ handed out, so none is handed out twice, and the file stays empty.
 import fcntl
 import os
 import struct
+from contextlib import suppress
 
 from killproof.core.turnstile import close_quietly, open_lock_file
 
@@ -50,19 +51,24 @@ class Liveness:
 
     def hold(self) -> int:
         """Lock a random byte for as long as this process lives; return it (0 without locks)."""
-        if not self.file:
-            return 0
-        while True:
+        while self.file:
             byte = _random_byte()
-            if self._lock(byte):
-                self._byte = byte
-                return byte
+            try:
+                if self._lock(byte):
+                    self._byte = byte
+                    return byte
+            except OSError:  # The lock call fails: the lease alone, as when it never worked.
+                self.file = ""
+        return 0
 
     def is_free(self, byte: int) -> bool:
         """Whether nobody holds the byte; proves a death only if the byte is of this very file."""
         assert self.file
         # A byte that nobody can hold is a damaged row, and proves nothing.
-        return BYTE_FIRST <= byte < BYTE_END and _get_lock(self._test, byte) == fcntl.F_UNLCK
+        try:
+            return BYTE_FIRST <= byte < BYTE_END and _get_lock(self._test, byte) == fcntl.F_UNLCK
+        except OSError:  # Nor does a test that fails.
+            return False
 
     def is_sound(self) -> bool:
         """Whether the descriptors, the path and the lock are still what they were.
@@ -82,7 +88,8 @@ class Liveness:
     def release(self) -> None:
         """Free the byte: the identity that held it counts as dead from here on."""
         if self._byte is not None:
-            _set_lock(self._hold, self._byte, fcntl.F_UNLCK)
+            with suppress(OSError):  # A handler has closed the descriptor, and freed it so.
+                _set_lock(self._hold, self._byte, fcntl.F_UNLCK)
             self._byte = None
 
     def close(self) -> None:
