@@ -353,6 +353,8 @@ class Lane:
             {
                 "target": self._target.name,
                 "engine": "crash",
+                # Whether the point was reached the engine says, for all of them together.
+                "obligations": {"obliged": [], "hit": []},
                 "environment": self._environment,
                 "problems": problems,
                 "replay": request["replay"],
