@@ -128,12 +128,7 @@ def headline(record: dict[str, Any]) -> str:
         f"in {counts['kills']:,} kills and {counts['errors']:,} failed calls "
         f"of {len(operations)} operations, {record['seconds']:.0f} s"
     )
-    if record["verdict"] == "pass":
-        return f"{record['target']}: no violation found {extent}"
-    if record["verdict"] == "violated":
-        broken = [n for n, found in record["properties"].items() if found["verdict"] == "violated"]
-        return f"{record['target']}: violated {', '.join(broken)}, {extent}"
-    return f"{record['target']}: unknown, {extent}"
+    return summary.sentence(record, extent)
 
 
 def call_map(record: dict[str, Any]) -> Table:

@@ -153,12 +153,7 @@ def headline(record: dict[str, Any]) -> str:
         f"in {counts['images']:,} power cuts ({counts['distinct']:,} distinct images), "
         f"{counts['acknowledged']:,} acknowledgements"
     )
-    if record["verdict"] == "pass":
-        return f"{record['target']}: no violation found {extent}"
-    if record["verdict"] == "violated":
-        broken = [n for n, found in record["properties"].items() if found["verdict"] == "violated"]
-        return f"{record['target']}: violated {', '.join(broken)}, {extent}"
-    return f"{record['target']}: unknown, {extent}"
+    return summary.sentence(record, extent)
 
 
 def figures(record: dict[str, Any]) -> list[str]:

@@ -32,6 +32,11 @@ def headline(record: Mapping[str, Any]) -> str:
         f"in {counts.get('kills', 0):,} kills, {counts.get('pauses', 0):,} pauses, "
         f"{jobs.get('enqueued', 0):,} jobs"
     )
+    return sentence(record, extent)
+
+
+def sentence(record: Mapping[str, Any], extent: str) -> str:
+    """Return the verdict in one sentence, over what the engine has tried ("in 212 kills")."""
     if record["verdict"] == "pass":
         return f"{record['target']}: no violation found {extent}"
     if record["verdict"] == "violated":
