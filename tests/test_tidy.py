@@ -37,7 +37,7 @@ CORE = ROOT / "queue/killproof/core"
 
 COLUMNS_MAX = 100
 FUNCTION_LINES_MAX = 70  # A function that does not fit a screen hides its own shape.
-CORE_LINES_MAX = 2_060  # The core is a 30-minute read; raising this is an entry in decisions.md.
+CORE_LINES_MAX = 2_130  # The core is a 30-minute read; raising this is an entry in decisions.md.
 TEST_NAME_WORDS_MIN = 4
 BLOB_BYTES_MAX = 2 * 1024 * 1024
 
@@ -451,7 +451,6 @@ def test_only_code_counts_as_a_line() -> None:
 # What a plan may still say, and why that stays cheap.
 ALLOWED_PLANS = {
     "COUNTS": "counting index entries is what it is asked for",
-    "ANY": "it stops at the first entry of the index",
     "IDLE_WORKERS": "one look for each new worker, at 100 rows",
     "FIRST_OF_KINDS": "it sorts one row for each kind, not the jobs",
     "FIRST_OF_ALL": "it sorts one row for each kind, not the jobs",

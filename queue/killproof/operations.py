@@ -114,7 +114,7 @@ def _replay_all(queue: Queue, state: str, kind: str | None, limit: int) -> list[
 REPLAY: Final = """
     UPDATE job
        SET state = 'available', forgiven = deliveries, due_ms = :now_ms, finished_ms = NULL,
-           updated_ms = :now_ms
+           expires_ms = NULL, updated_ms = :now_ms
      WHERE id = :id AND state IN ('dead', 'cancelled', 'expired')
        AND NOT EXISTS (SELECT 1 FROM job AS other
                         WHERE other.key = job.key AND other.key IS NOT NULL

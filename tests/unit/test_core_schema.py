@@ -47,7 +47,11 @@ ATTEMPT = {
 WORKER = {"id": "f" * 32, "clock": "c", "file": "f", "byte": 1, "pid": 1, "registered_ms": 1}
 
 # (table, a good row, what makes it impossible)
+THROTTLE = {"kind": "k", "reason": "paused", "until_ms": 1}
+
 IMPOSSIBLE: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "a throttle without a kind": ("throttle", THROTTLE, {"kind": ""}),
+    "a throttle without a reason": ("throttle", THROTTLE, {"reason": ""}),
     "a job without a kind": ("job", AVAILABLE, {"kind": ""}),
     "a kind without end": ("job", AVAILABLE, {"kind": "k" * 201}),
     "a state that is none": ("job", AVAILABLE, {"state": "done"}),

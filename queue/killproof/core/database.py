@@ -45,7 +45,7 @@ Result = TypeVar("Result")
 MIGRATIONS: Final = ("schema.sql",)
 SCHEMA_VERSION: Final = len(MIGRATIONS)
 #: The tables of that version.
-TABLES: Final = {"killproof_schema", "killproof_setting", "worker", "job", "attempt"}
+TABLES: Final = {"killproof_schema", "killproof_setting", "worker", "job", "attempt", "throttle"}
 #: One commit in so many runs a checkpoint, by chance: a count would start anew in each process, and
 #: processes that live shorter than the count would never pay their share.  About 1,000 pages of
 #: log.

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Self, cast
+from typing import Any, Final, LiteralString, NamedTuple, Self, cast
 
 from killproof.core import model, retry, sync
 from killproof.core.database import Database, Durability, Transaction, Value
@@ -144,9 +144,9 @@ class Queue:
 
     ENQUEUE: Final = """
         INSERT INTO job (kind, state, payload, priority, due_ms, key, max_attempts, lease_ms, retry,
-                         created_ms, updated_ms)
+                         created_ms, updated_ms, expires_ms)
         VALUES (:kind, :state, :payload, :priority, :due_ms, :key, :max_attempts, :lease_ms, :retry,
-                :now_ms, :now_ms)
+                :now_ms, :now_ms, :expires_ms)
             ON CONFLICT (key) WHERE key IS NOT NULL
                 AND state IN ('blocked', 'scheduled', 'available', 'leased', 'retryable', 'held')
             DO NOTHING"""
@@ -164,6 +164,7 @@ class Queue:
         priority: int = 5,
         delay: float = 0,
         run_at: float | datetime | None = None,
+        deadline: float | datetime | None = None,
         key: str | None = None,
         max_attempts: int = 5,
         lease: float = 60.0,
@@ -179,6 +180,8 @@ class Queue:
             delay: seconds from now before which it never runs.
             run_at: the moment before which it never runs (epoch seconds or an aware datetime),
                 instead of `delay`; wall clock.
+            deadline: the moment from which on it does not start any more (given as `run_at` is):
+                a job that neither has ended nor is running by then becomes `expired`.
             key: idempotency key: while a job with this key lives, its id is returned and nothing is
                 put in.  It makes repeating the call after `OutcomeUnknown` safe.
             max_attempts: executions in all, crashed ones included.
@@ -195,7 +198,7 @@ class Queue:
         """
         values = new_job(
             self.host.clock.now_ms(), kind, payload, priority=priority, delay=delay, run_at=run_at,
-            key=key, max_attempts=max_attempts, lease=lease, policy=retry,
+            deadline=deadline, key=key, max_attempts=max_attempts, lease=lease, policy=retry,
         )  # fmt: skip
         if tx is not None:
             return self._enqueue(self.database.joined(tx), values)
@@ -237,11 +240,21 @@ class Queue:
                        WHERE state IN ('scheduled', 'retryable') AND due_ms <= :now_ms
                        ORDER BY due_ms, id LIMIT :limit)"""
 
+    EXPIRE: Final = """
+        UPDATE job SET state = 'expired', finished_ms = :now_ms, updated_ms = :now_ms
+         WHERE id IN (SELECT id FROM job
+                       WHERE expires_ms <= :now_ms
+                         AND state IN ('blocked', 'scheduled', 'available', 'retryable', 'held')
+                       ORDER BY expires_ms LIMIT :limit)"""
+
+    UNTHROTTLE: Final = "DELETE FROM throttle WHERE until_ms <= :now_ms"
+
     FIRST_OF_KINDS: Final = """
         SELECT job.*
           FROM json_each(:kinds) AS wanted
           JOIN job ON job.id = (SELECT id FROM job WHERE state = 'available' AND kind = wanted.value
                                  ORDER BY priority, due_ms, id LIMIT 1)
+         WHERE wanted.value NOT IN (SELECT kind FROM throttle)
          ORDER BY priority, due_ms, job.id LIMIT 1"""
 
     FIRST_OF_ALL: Final = """
@@ -254,6 +267,7 @@ class Queue:
           FROM wanted
           JOIN job ON job.id = (SELECT id FROM job WHERE state = 'available' AND kind = wanted.value
                                  ORDER BY priority, due_ms, id LIMIT 1)
+         WHERE wanted.value NOT IN (SELECT kind FROM throttle)
          ORDER BY priority, due_ms, job.id LIMIT 1"""
 
     CLAIM: Final = """
@@ -335,6 +349,9 @@ class Queue:
         for _ in range(limit + SWEEP_ROWS_MAX):  # So many damaged rows are passed over at most.
             if len(taken) == limit or not (row := tx.row(statement, {"kinds": wanted})):
                 break
+            if row[_EXPIRES] is not None and cast(int, row[_EXPIRES]) <= now_ms:
+                self._move(tx, now_ms, self.EXPIRE, self.FIRST_EXPIRED)  # More than one batch.
+                continue
             now_ns = clock.monotonic_ns()
             values: dict[str, Value] = {"id": row[0], "owner": owner, "now_ns": now_ns}
             try:
@@ -361,33 +378,60 @@ class Queue:
                     self.nack(lease, error, permanent=True)
         return leases
 
+    TIME_HAS_COME: Final = """
+        SELECT EXISTS (SELECT 1 FROM job
+                        WHERE expires_ms <= :now_ms
+                          AND state IN ('blocked', 'scheduled', 'available', 'retryable', 'held')),
+               EXISTS (SELECT 1 FROM job
+                        WHERE state IN ('scheduled', 'retryable') AND due_ms <= :now_ms),
+               EXISTS (SELECT 1 FROM throttle WHERE until_ms <= :now_ms)"""
+
     FIRST_DUE: Final = """
         SELECT id FROM job
          WHERE state IN ('scheduled', 'retryable') AND due_ms <= :now_ms
          ORDER BY due_ms, id LIMIT 1"""
 
+    FIRST_EXPIRED: Final = """
+        SELECT id FROM job
+         WHERE expires_ms <= :now_ms
+           AND state IN ('blocked', 'scheduled', 'available', 'retryable', 'held')
+         ORDER BY expires_ms LIMIT 1"""
+
     def _promote(self, tx: Transaction, now_ms: int) -> None:
-        """Make available what has fallen due, a bounded number of rows."""
+        """Do what time alone brings, a bounded number of rows each: jobs expire, or fall due."""
         sync.point("promote.begin")
+        found = tx.row(self.TIME_HAS_COME, {"now_ms": now_ms})
+        assert found is not None
+        is_expired, is_due, is_throttle_over = found
+        if is_throttle_over:
+            tx.change(self.UNTHROTTLE, {"now_ms": now_ms})
+        if is_expired:  # First: what has expired must not become available.
+            self._move(tx, now_ms, self.EXPIRE, self.FIRST_EXPIRED)
+        if is_due and self._move(tx, now_ms, self.PROMOTE, self.FIRST_DUE):
+            sync.point("promote.written")
+
+    def _move(
+        self, tx: Transaction, now_ms: int, move: LiteralString, first: LiteralString
+    ) -> int:
+        """Move a bounded number of rows; return how many, 0 when damaged rows were among them."""
         values: dict[str, Value] = {"now_ms": now_ms, "limit": SWEEP_ROWS_MAX}
-        if tx.row(self.FIRST_DUE, values) is None:
-            return
         try:
-            if tx.change(self.PROMOTE, values):
-                sync.point("promote.written")
+            return tx.change(move, values)
         except sqlite3.IntegrityError:  # A damaged row among them: one by one, then.
             for _ in range(SWEEP_ROWS_MAX):
                 try:
-                    tx.change(self.PROMOTE, values | {"limit": 1})
+                    tx.change(move, values | {"limit": 1})
                 except sqlite3.IntegrityError as error:
-                    first = tx.row(self.FIRST_DUE, values)
-                    assert first is not None
-                    self._set_aside(tx, cast(int, first[0]), error)
+                    damaged = tx.row(first, values)
+                    assert damaged is not None
+                    self._set_aside(tx, cast(int, damaged[0]), error)
+            return 0
 
     SET_ASIDE: Final = """
         UPDATE job
            SET state = 'held', owner = NULL, lease_deadline_ns = NULL, finished_ms = NULL,
-               result = NULL, updated_ms = :now_ms, max_attempts = max(max_attempts, 1),
+               result = NULL, updated_ms = :now_ms, expires_ms = NULL,
+               max_attempts = max(max_attempts, 1),
                fence = max(fence, 0), deliveries = min(max(deliveries, 0), max(fence, 0)),
                forgiven = min(max(forgiven, 0), max(deliveries, 0), max(fence, 0)),
                error_class = 'RowDamaged', error_message = :message
@@ -891,11 +935,29 @@ class Queue:
     ANY_OF_KINDS: Final = """
         SELECT 1 FROM json_each(:kinds) AS wanted
          WHERE EXISTS (SELECT 1 FROM job WHERE state = 'available' AND kind = wanted.value)
+           AND wanted.value NOT IN (SELECT kind FROM throttle)
          LIMIT 1"""
 
-    ANY: Final = "SELECT 1 FROM job WHERE state = 'available' LIMIT 1"
+    ANY: Final = """
+        WITH RECURSIVE wanted (value) AS (
+            SELECT min(kind) FROM job WHERE state = 'available'
+             UNION ALL
+            SELECT (SELECT min(kind) FROM job WHERE state = 'available' AND kind > wanted.value)
+              FROM wanted WHERE wanted.value IS NOT NULL)
+        SELECT 1 FROM wanted
+         WHERE wanted.value IS NOT NULL AND wanted.value NOT IN (SELECT kind FROM throttle)
+         LIMIT 1"""
 
-    NEXT_DUE: Final = "SELECT min(due_ms) FROM job WHERE state IN ('scheduled', 'retryable')"
+    #: The next moment at which time alone lets something happen.
+    NEXT_MOMENT: Final = """
+        SELECT min(moment_ms)
+          FROM (SELECT min(due_ms) AS moment_ms FROM job WHERE state IN ('scheduled', 'retryable')
+                 UNION ALL
+                SELECT min(expires_ms) FROM job
+                 WHERE expires_ms IS NOT NULL
+                   AND state IN ('blocked', 'scheduled', 'available', 'retryable', 'held')
+                 UNION ALL
+                SELECT min(until_ms) FROM throttle)"""
 
     def wait(self, kinds: Iterable[str] | None = None, seconds: float = 1.0) -> bool:
         """Wait until something looks claimable; False after so many seconds without.
@@ -912,16 +974,16 @@ class Queue:
         pause = IDLE_PAUSE_FIRST
         seen: Sequence[Value] | None = None
         holders: list[_Holder] = []
-        next_due_ms: int | None = None
+        next_moment_ms: int | None = None
         while True:
             version = self.database.peek("PRAGMA data_version")[0]
             if version != seen:
                 seen = version
                 if self._is_available(wanted):
                     return True
-                next_due_ms = cast(int | None, self.database.peek(self.NEXT_DUE)[0][0])
+                next_moment_ms = cast(int | None, self.database.peek(self.NEXT_MOMENT)[0][0])
                 holders = self._holders()
-            if next_due_ms is not None and next_due_ms <= clock.now_ms():
+            if next_moment_ms is not None and next_moment_ms <= clock.now_ms():
                 return True
             if self._any_lost(holders):
                 return True
@@ -933,10 +995,10 @@ class Queue:
 
     def _looks_claimable(self, wanted: str | None) -> bool:
         """Whether a claim would find something, as far as a look can tell without the lock."""
-        due = self.database.peek(self.NEXT_DUE)[0][0]
+        moment = self.database.peek(self.NEXT_MOMENT)[0][0]
         return (
             self._is_available(wanted)
-            or (due is not None and cast(int, due) <= self.host.clock.now_ms())
+            or (moment is not None and cast(int, moment) <= self.host.clock.now_ms())
             or self._any_lost(self._holders())
         )
 
@@ -993,6 +1055,7 @@ def new_job(
     priority: int = 5,
     delay: float = 0,
     run_at: float | datetime | None = None,
+    deadline: float | datetime | None = None,
     key: str | None = None,
     max_attempts: int = 5,
     lease: float = 60.0,
@@ -1007,6 +1070,9 @@ def new_job(
         raise ValueError(f"delay {delay!r} and run_at {run_at!r} exclude each other")
     wait_ms = model.to_ms(delay, "delay")
     due_ms = now_ms + wait_ms if run_at is None else max(now_ms, model.moment_ms(run_at))
+    expires_ms = None if deadline is None else model.moment_ms(deadline)
+    if expires_ms is not None and expires_ms <= due_ms:
+        raise ValueError(f"deadline {deadline!r} must be later than the moment the job is due")
     retry.parse(policy)
     return {
         "kind": model.check_text(kind, "kind", model.KIND_CHARS_MAX),
@@ -1019,6 +1085,7 @@ def new_job(
         "lease_ms": model.to_ms(lease, "lease", lowest_ms=1),
         "retry": policy,
         "now_ms": now_ms,
+        "expires_ms": expires_ms,
     }
 
 
@@ -1094,10 +1161,11 @@ class _Taken(NamedTuple):
 
 #: The columns of `job`, in the order of the schema; a test compares.
 _COLUMNS: Final = (
-    *("id", "kind", "state", "priority", "due_ms", "key", "max_attempts", "lease_ms", "retry"),
-    *("fence", "deliveries", "forgiven", "failures", "crashes", "owner", "lease_deadline_ns"),
-    *("claimed_ms", "created_ms", "updated_ms", "finished_ms", "error_class", "error_message"),
-    *("result", "payload"),
+    *("id", "kind", "state", "priority", "due_ms", "expires_ms", "key", "max_attempts", "lease_ms"),
+    *("retry", "fence", "deliveries", "forgiven", "failures", "crashes", "owner"),
+    *("lease_deadline_ns", "claimed_ms", "created_ms", "updated_ms", "finished_ms", "error_class"),
+    *("error_message", "result", "payload"),
 )
+_EXPIRES: Final = _COLUMNS.index("expires_ms")
 _NOT_IN_JOB: Final = ("lease_deadline_ns", "updated_ms")
 _ATTEMPT_FIELDS: Final = tuple(field.name for field in dataclasses.fields(Attempt))

@@ -93,6 +93,7 @@ class Job:
     error_class: str | None
     error_message: str | None
     result: object
+    expires_ms: int | None = None  #: the deadline: from then on no attempt begins
     attempts: tuple[Attempt, ...] = ()  #: filled by `get` only
 
     @property

@@ -44,6 +44,7 @@ CREATE TABLE job (
                                   'expired')),
     priority          INTEGER NOT NULL DEFAULT 5 CHECK (priority BETWEEN 0 AND 9),  -- 0 is urgent
     due_ms            INTEGER NOT NULL,
+    expires_ms        INTEGER,                     -- from then on no attempt begins
     key               TEXT             CHECK (length(key) BETWEEN 1 AND 500),
     max_attempts      INTEGER NOT NULL DEFAULT 5 CHECK (max_attempts >= 1),  -- executions in all
     lease_ms          INTEGER NOT NULL DEFAULT 60000 CHECK (lease_ms >= 1),
@@ -90,10 +91,25 @@ CREATE TABLE attempt (
     PRIMARY KEY (job_id, fence)
 ) STRICT, WITHOUT ROWID;
 
+-- Kinds of which nothing is claimed for now: paused, at their limit, out of tokens.  The claim has
+-- this one clause for all of them; what stands above the core writes the rows, in triggers or in
+-- transactions of its own.  The first claim after its moment deletes a row.
+CREATE TABLE throttle (
+    kind     TEXT    NOT NULL CHECK (length(kind) BETWEEN 1 AND 200),
+    reason   TEXT    NOT NULL CHECK (length(reason) >= 1),  -- who closed the kind, and may open it
+    until_ms INTEGER NOT NULL,
+    PRIMARY KEY (kind, reason)
+) STRICT, WITHOUT ROWID;
+
 -- Serves the claim: the first job of a kind, in the order of the promise (priority, due, id).
 CREATE INDEX job_available ON job (kind, priority, due_ms, id) WHERE state = 'available';
 -- Serves promotion: what falls due next.
 CREATE INDEX job_waiting ON job (due_ms, id) WHERE state IN ('scheduled', 'retryable');
+-- Serves the claim: what expires next.
+CREATE INDEX job_expiring ON job (expires_ms) WHERE expires_ms IS NOT NULL
+    AND state IN ('blocked', 'scheduled', 'available', 'retryable', 'held');
+-- Serves the claim: the throttle that ends next.
+CREATE INDEX throttle_until ON throttle (until_ms);
 -- Serves the reaper: who holds leases, and which of them run out first.
 CREATE INDEX job_leased ON job (owner, lease_deadline_ns) WHERE state = 'leased';
 -- Serves `killproof status` and retention: what ended, latest last.
