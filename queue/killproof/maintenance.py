@@ -26,6 +26,7 @@ from killproof.core.clock import Clock, SystemClock
 from killproof.core.database import LOG_BYTES_KEPT
 from killproof.core.errors import DatabaseBusy, FileRefused, KillproofError
 from killproof.core.jobs import Queue
+from killproof.wording import size_of
 
 Status = Literal["ok", "warn", "fail"]
 
@@ -171,7 +172,7 @@ def _file(place: str) -> Check:
     if not os.access(place, os.R_OK | os.W_OK) or not os.access(folder, os.W_OK | os.X_OK):
         text = f"{place} or its folder can not be written by this user"
         return Check(name="file", status="fail", text=text, remedy="correct their owner or rights")
-    return Check(name="file", status="ok", text=f"{place}, {_bytes(os.stat(place).st_size)}")
+    return Check(name="file", status="ok", text=f"{place}, {size_of(os.stat(place).st_size)}")
 
 
 def _sqlite() -> Check:
@@ -208,7 +209,7 @@ def _space(place: str) -> Iterator[Check]:
     if free_bytes < FREE_BYTES_WARN:
         status = "fail" if free_bytes < FREE_BYTES_FAIL else "warn"
     room = None if status == "ok" else "make room: enqueue stops when the disk is full"
-    yield Check(name="space", status=status, text=f"{_bytes(free_bytes)} free", remedy=room)
+    yield Check(name="space", status=status, text=f"{size_of(free_bytes)} free", remedy=room)
     kind, _ = barrier.file_system(place)
     reason = barrier.refusal(place, "power")
     if reason is None:
@@ -239,9 +240,9 @@ def _log(place: str) -> Check:
         return Check(name="log", status="ok", text="no write-ahead log: nobody is connected")
     if size > LOG_BYTES_WARN:
         remedy = "end the program that keeps a read transaction open; look for stopped workers"
-        text = f"the write-ahead log has {_bytes(size)}: it is not being reset"
+        text = f"the write-ahead log has {size_of(size)}: it is not being reset"
         return Check(name="log", status="warn", text=text, remedy=remedy)
-    return Check(name="log", status="ok", text=f"write-ahead log of {_bytes(size)}")
+    return Check(name="log", status="ok", text=f"write-ahead log of {size_of(size)}")
 
 
 def _contents(place: str, clock: Clock) -> Iterator[Check]:
@@ -286,7 +287,7 @@ def _durability(place: str, level: str, mode: str) -> Check:
 def _integrity(place: str, quick_check: Callable[[], object]) -> Check:
     size = os.stat(place).st_size
     if size > CHECKED_BYTES_MAX:
-        text = f"not checked: {_bytes(size)}; run PRAGMA integrity_check at a quiet hour"
+        text = f"not checked: {size_of(size)}; run PRAGMA integrity_check at a quiet hour"
         return Check(name="integrity", status="ok", text=text)
     found = quick_check()
     if found != "ok":
@@ -329,17 +330,3 @@ def _write_lock(queue: Queue) -> Check:
         remedy = "look for a stopped worker (state T in ps)"
         return Check(name="write lock", status="warn", text=text, remedy=remedy)
     return Check(name="write lock", status="ok", text="free")
-
-
-def _bytes(count: int) -> str:
-    """Return a size as people write it.
-
-    >>> _bytes(1536), _bytes(3 << 30)
-    ('1.5 KiB', '3.0 GiB')
-    """
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"

@@ -46,7 +46,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Final, Literal
 
-from killproof import effects, operations
+from killproof import effects, operations, presence
 from killproof.core import sync
 from killproof.core.clock import Clock, SystemClock
 from killproof.core.database import Transaction
@@ -99,6 +99,9 @@ POLL_SECONDS_DEFAULT: Final = 0.5
 OVERDUE_GRACE_SECONDS_DEFAULT: Final = 5.0
 #: An unknown kind that arrives later is reported within this time.
 UNKNOWN_KINDS_SECONDS: Final = 60.0
+#: A loop that has not moved for so long, with no handler in it, stands still: a claim waits at most
+#: the busy limit of 30 s for SQLite's lock.
+STILL_SECONDS_MAX: Final = 90.0
 #: Pauses between tries against a busy or full file, doubling from the first to the second.
 PAUSE_SECONDS_FIRST: Final = 0.05
 PAUSE_SECONDS_MAX: Final = 2.0
@@ -267,6 +270,18 @@ class Worker:
         self._busy_streak = 0
         self._reported_kinds: set[str] = set()
         self._report_at_ns = 0
+        self._announced: str | None = None  # The identity whose kinds are in the file.
+        self._moved_ns = 0
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether it was told to stop."""
+        return self._stopping
+
+    def is_well(self) -> bool:
+        """Whether the loop moves, or a handler runs, which has limits of its own; any thread."""
+        still_ns = self._clock.monotonic_ns() - self._moved_ns
+        return self._tenure is not None or still_ns < STILL_SECONDS_MAX * 1e9
 
     def run(self) -> None:
         """Work until `stop` or a signal; then return with no job in hand.  Once for each worker.
@@ -277,6 +292,7 @@ class Worker:
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("Worker.run needs the main thread: start it as a process of its own")
         self._pid = os.getpid()
+        self._moved_ns = self._clock.monotonic_ns()
         sync.load()
         busy_limit = self._queue.database.busy_limit
         try:
@@ -308,6 +324,7 @@ class Worker:
     def _loop(self) -> None:
         lease: Lease | None = None
         while not self._stopping:
+            self._moved_ns = self._clock.monotonic_ns()
             if lease is None:
                 lease = self._claim()
             if lease is not None:
@@ -340,12 +357,29 @@ class Worker:
 
     def _idle(self) -> None:
         """Wait until a job may be there, without taking the write lock."""
+        self._announce_kinds()
         self._report_unknown_kinds()
         sync.point("worker.idle")
         try:
             self._queue.wait(self._handlers.kinds, seconds=self._poll)
         except TRANSIENT as error:
             self._note_transient("wait", error)
+
+    def _announce_kinds(self) -> None:
+        """Write down, once for each identity, which kinds this worker takes: for people only.
+
+        While idle, so that no job waits for it.
+        """
+        worker = self._queue.worker_id
+        if worker is None or worker == self._announced:
+            return
+        self._announced = worker
+        try:
+            presence.announce(self._queue, self._handlers.kinds)
+        except StorageFailed:
+            raise
+        except KillproofError as error:
+            self._say(logging.DEBUG, "kinds not written down: %s", error)
 
     def _report_unknown_kinds(self) -> None:
         """Warn, once for each kind, of jobs that this worker leaves alone for want of a handler.
@@ -467,6 +501,7 @@ class Worker:
                 if tries == 0:
                     text = f"outcome {outcome.word} not written yet, trying again: {error}"
                     self._log(logging.WARNING, lease, text)
+            self._moved_ns = self._clock.monotonic_ns()
             self._clock.sleep(min(PAUSE_SECONDS_FIRST * 2**tries, PAUSE_SECONDS_MAX))
             tries = min(tries + 1, 10)
 
@@ -608,14 +643,19 @@ class Worker:
             return
         failure = Failure.of(outcome.error)
         text = f"{outcome.word} after {seconds:.3f} s: {failure.error_class}: {failure.message}"
-        self._log(logging.WARNING, lease, text)
+        whole = failure.traceback if outcome.word == "nack" else None
+        self._log(logging.WARNING, lease, text, whole)
 
-    def _log(self, level: int, lease: Lease, text: str) -> None:
-        """Write a line about a job; who greps for an id, a kind or a key finds it."""
+    def _log(self, level: int, lease: Lease, text: str, whole: str | None = None) -> None:
+        """Write a line about a job; who greps for an id, a kind or a key finds it.
+
+        The whole error goes along as the record's `traceback`, for formatters that show it.
+        """
         job = lease.job
         values = {"job_id": job.id, "kind": job.kind, "attempt": job.attempt, "key": job.key}
         line = "job_id=%d kind=%s attempt=%d key=%s: %s"
-        self._say(level, line, *values.values(), text, extra=values)
+        extra = values if whole is None else values | {"traceback": whole}
+        self._say(level, line, *values.values(), text, extra=extra)
 
     def _say(
         self, level: int, line: str, *values: object, extra: dict[str, object] | None = None

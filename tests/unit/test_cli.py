@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from killproof import Job, KillproofError, Queue, cli
-from killproof.cli import summary
+from killproof import Job, KillproofError, Queue, cli, cli_work
+from killproof.cli_jobs import summary
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -390,7 +390,7 @@ def test_an_unexpected_error_is_a_line_and_a_hint(
         raise LookupError("a fault of ours")
 
     run("enqueue", "k", "1")
-    monkeypatch.setattr(cli, "Queue", broken)
+    monkeypatch.setattr(cli_work, "Queue", broken)
     code, _, err = run("enqueue", "k", "1")
 
     assert (code, err.count("\n")) == (3, 1)

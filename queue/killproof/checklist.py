@@ -1,0 +1,224 @@
+"""The production checklist: what a queue needs around it, checked where that can be seen.
+
+`maintenance.doctor` looks at the file; this looks at the work on it.  Each line is verified, or
+says how to bring it about where a program cannot see it.  It changes nothing and reads a bounded
+number of rows, the latest.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, cast
+
+from killproof import backup, metrics, presence
+from killproof.core import barrier
+from killproof.core.database import Transaction
+from killproof.core.jobs import Queue
+from killproof.maintenance import Check
+from killproof.presence import Presence
+from killproof.wording import count_of, moment, span
+
+#: Jobs that are looked at: the latest.
+JOBS_MAX: Final = 1_000
+#: A backup older than two days is one that somebody forgot.
+BACKUP_MS_MAX: Final = 2 * 86_400_000
+#: A due job that waits longer than this while nobody works is worth a word.
+WAITING_MS_MAX: Final = 60_000
+#: What container engines leave in their containers.
+CONTAINER_MARKS: Final = (Path("/.dockerenv"), Path("/run/.containerenv"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """One look at the file."""
+
+    tx: Transaction
+    path: str
+    now_ms: int
+    workers: tuple[Presence, ...]
+    oldest_ms: int  #: how long the oldest due job has waited
+
+
+def checks(queue: Queue) -> list[Check]:
+    """Go through the checklist.
+
+    Raises:
+        KillproofError: as for `Queue.counts`.
+    """
+    oldest_ms = metrics.oldest_ms(queue)
+    with queue.database.read() as tx:
+        look = Look(
+            tx=tx,
+            path=queue.path,
+            now_ms=queue.host.clock.now_ms(),
+            workers=tuple(presence.workers(queue, tx)),
+            oldest_ms=oldest_ms,
+        )
+        return [
+            _volume(look),
+            _claims(),
+            _retries(look),
+            _rescue(look),
+            _effects(look),
+            _errors(look),
+            _alert(look),
+            _backups(look),
+        ]
+
+
+def _volume(look: Look) -> Check:
+    """The file must not lie in the layer of a container that is thrown away with it."""
+    kind, _ = barrier.file_system(look.path)
+    inside = any(mark.exists() for mark in CONTAINER_MARKS)
+    if kind == "overlay" and inside:
+        return Check(
+            name="volume",
+            status="warn",
+            text="the file is in the container's own layer, which goes with the container",
+            remedy="put it on a volume: docker run -v queue:/data, --db /data/queue.db",
+        )
+    text = f"on {kind or 'an unknown file system'}"
+    text += ", mounted into the container" if inside else ", not in a container"
+    return Check(name="volume", status="ok", text=text)
+
+
+def _claims() -> Check:
+    """Claims are transactions by construction: there is no other way to a lease."""
+    text = "each claim is one immediate transaction, and is counted in it"
+    return Check(name="claims", status="ok", text=text)
+
+
+RETRIES: Final = """
+    SELECT kind, count(*)
+      FROM (SELECT kind, state, retry, max_attempts FROM job ORDER BY id DESC LIMIT :limit)
+     WHERE state IN ('blocked', 'scheduled', 'available', 'leased', 'retryable', 'held')
+       AND (retry = 'immediate' AND max_attempts > 1 OR max_attempts > 100)
+     GROUP BY kind ORDER BY kind LIMIT 1"""
+
+
+def _retries(look: Look) -> Check:
+    """Retries without a delay, or without an end in sight, hammer whatever has failed."""
+    found = look.tx.row(RETRIES, {"limit": JOBS_MAX})
+    if found is not None:
+        return Check(
+            name="retries",
+            status="warn",
+            text=f"{found[1]!r} live jobs of kind {found[0]!r} have no delay, or over 100 tries",
+            remedy="enqueue them with --retry exponential:BASE and a small --max-attempts",
+        )
+    text = "every live job that was looked at has a delay between attempts and a limit of them"
+    return Check(name="retries", status="ok", text=text)
+
+
+def _rescue(look: Look) -> Check:
+    """Somebody must be there: to take back what the dead held, and to work."""
+    living = [one for one in look.workers if one.lives is not False]
+    stuck = sum(one.leases for one in look.workers if one.lives is False)
+    if living:
+        text = (
+            f"{count_of(len(living), 'worker')} at work; any of them takes back what the dead hold"
+        )
+        return Check(name="rescue", status="ok", text=text)
+    remedy = "start a worker: killproof work MODULE, or killproof systemd-unit MODULE"
+    if stuck:
+        text = f"{count_of(stuck, 'job')} held by dead workers, and nobody to take them back"
+        return Check(name="rescue", status="warn", text=text, remedy=remedy)
+    if look.oldest_ms > WAITING_MS_MAX:
+        text = f"no worker runs, and a job has waited for {span(look.oldest_ms)}"
+        return Check(name="rescue", status="warn", text=text, remedy=remedy)
+    return Check(name="rescue", status="ok", text="no worker runs, and no job waits for long")
+
+
+HAS_EFFECTS: Final = "SELECT 1 FROM killproof_schema WHERE component = 'effects'"
+
+IN_DOUBT: Final = """
+    SELECT count(*) FROM effect
+     WHERE state = 'unknown'
+        OR state = 'reserved' AND NOT EXISTS (SELECT 1 FROM job
+                                               WHERE job.id = effect.job_id
+                                                 AND job.fence = effect.fence
+                                                 AND job.state = 'leased')"""
+
+
+def _effects(look: Look) -> Check:
+    """Which actions are dangerous only their author knows; what is in doubt the ledger knows."""
+    if look.tx.row(HAS_EFFECTS) is None:
+        return Check(
+            name="effects",
+            status="ok",
+            text="no effect ledger yet: a job may run twice, so an action outside needs a key: "
+            "context.effect(...) or context.effect_key; one in this file: context.completing()",
+        )
+    ((doubt,),) = cast(list[tuple[int]], look.tx.rows(IN_DOUBT))
+    if doubt:
+        return Check(
+            name="effects",
+            status="warn",
+            text=f"{count_of(doubt, 'effect')} in doubt: whether it happened is not known here",
+            remedy="look at the other side; killproof jobs --state held",
+        )
+    return Check(name="effects", status="ok", text="the effect ledger is in use, none in doubt")
+
+
+INCOMPLETE: Final = """
+    SELECT count(*)
+      FROM (SELECT id, deliveries FROM job WHERE state = 'dead' AND finished_ms IS NOT NULL
+             ORDER BY finished_ms DESC LIMIT :limit) AS latest
+     WHERE deliveries > 0
+       AND NOT EXISTS (SELECT 1 FROM attempt
+                        WHERE job_id = latest.id AND error_class IS NOT NULL)"""
+
+
+def _errors(look: Look) -> Check:
+    """A dead letter without its error cannot be understood at two in the morning."""
+    ((missing,),) = cast(list[tuple[int]], look.tx.rows(INCOMPLETE, {"limit": JOBS_MAX}))
+    if missing:
+        return Check(
+            name="errors",
+            status="warn",
+            text=f"{count_of(missing, 'dead letter')} without any recorded error",
+            remedy="another program has deleted rows of the table attempt: leave them to prune",
+        )
+    text = "every attempt keeps class, message and traceback; log lines carry job_id, kind, attempt"
+    return Check(name="errors", status="ok", text=f"{text} and key (killproof work --log-format)")
+
+
+DEAD: Final = """
+    SELECT count(*) FROM job
+     WHERE state = 'dead' AND finished_ms IS NOT NULL"""
+
+
+def _alert(look: Look) -> Check:
+    """Dead letters must reach a person."""
+    ((dead,),) = cast(list[tuple[int]], look.tx.rows(DEAD))
+    if dead:
+        return Check(
+            name="alert",
+            status="warn",
+            text=f"{count_of(dead, 'dead letter')} waiting for a person",
+            remedy="killproof dead; then replay, or prune --dead",
+        )
+    text = "no dead letters; from cron: killproof status --alert dead --alert age=10min (exit 1)"
+    return Check(name="alert", status="ok", text=text)
+
+
+LAST_BACKUP: Final = "SELECT value FROM killproof_setting WHERE name = :name"
+
+
+def _backups(look: Look) -> Check:
+    """The latest backup is written down in the file; it must be young, and still there."""
+    remedy = "killproof backup FOLDER, from cron; a copy with cp loses what is in the log"
+    row = look.tx.row(LAST_BACKUP, {"name": backup.SETTING})
+    when, _, path = str(row[0]).partition(" ") if row is not None else ("", "", "")
+    if not when.isdecimal():
+        text = "no backup of this file was ever made by killproof"
+        return Check(name="backup", status="warn", text=text, remedy=remedy)
+    age_ms = look.now_ms - int(when)
+    text = f"the latest backup is of {moment(int(when))}: {path}"
+    if not os.path.exists(path):
+        text = f"{text}, which is not there any more (moved elsewhere?)"
+        return Check(name="backup", status="warn", text=text, remedy=remedy)
+    if age_ms > BACKUP_MS_MAX:
+        text = f"{text}, {span(age_ms)} ago"
+        return Check(name="backup", status="warn", text=text, remedy=remedy)
+    return Check(name="backup", status="ok", text=text)

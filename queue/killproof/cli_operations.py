@@ -1,0 +1,248 @@
+"""The commands for whoever keeps the file: look after it, copy it, empty it, watch it."""
+
+import os
+import sys
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from killproof.cli_terminal import (
+    DB_DEFAULT,
+    EXIT_FAULT,
+    AsJson,
+    Db,
+    Level,
+    Steps,
+    existing,
+    plain,
+    print_json,
+    print_table,
+    seconds_of,
+    table_of,
+)
+from killproof.core.database import Durability
+from killproof.core.jobs import Queue
+from killproof.wording import count_of, size_of
+
+app = typer.Typer()
+
+
+@app.command()
+def doctor(
+    db: Db = DB_DEFAULT,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Bring a file back that a disk error has stopped.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check the file, its place, this SQLite and the work on it; exit 1 when something is wrong."""
+    from killproof import checklist, maintenance
+
+    checks = maintenance.repair(db) if repair else maintenance.doctor(db)
+    if not repair and not any(check.status == "fail" for check in checks):
+        with existing(db) as queue:
+            checks += checklist.checks(queue)
+    if as_json:
+        print_json([asdict(check) for check in checks])
+    else:
+        table = table_of("check", "", "found, and what to do", right=())
+        for check in checks:
+            style = {"ok": "green", "warn": "yellow", "fail": "red"}[check.status]
+            remedy = f"\n-> {check.remedy}" if check.remedy else ""
+            table.add_row(check.name, f"[{style}]{check.status}[/]", plain(check.text + remedy))
+        print_table(table)
+    if any(check.status == "fail" for check in checks):
+        raise typer.Exit(EXIT_FAULT)
+
+
+@app.command("metrics")
+def print_metrics(
+    db: Db = DB_DEFAULT,
+    window: Annotated[
+        str, typer.Option(metavar="TIME", help="Times and rates are of jobs that ended within it.")
+    ] = "1h",
+    as_json: AsJson = False,
+) -> None:
+    """Print the queue's numbers as OpenMetrics text, for a scraper."""
+    from killproof import metrics
+
+    with existing(db) as queue:
+        families = metrics.collect(queue, window=seconds_of(window, "--window"))
+    if as_json:
+        print_json(
+            {
+                family.name: [
+                    {"labels": dict(labels), "value": value} for labels, value in family.samples
+                ]
+                for family in families
+            }
+        )
+    else:
+        print(metrics.render(families), end="")
+
+
+def _keep(state: str) -> object:
+    text = f"Delete those that {state} longer ago than this: 30d, 12h."
+    return typer.Option(metavar="TIME", help=text)
+
+
+@app.command()
+def prune(
+    db: Db = DB_DEFAULT,
+    succeeded: Annotated[str | None, _keep("succeeded")] = None,
+    dead: Annotated[str | None, _keep("died")] = None,
+    cancelled: Annotated[str | None, _keep("were cancelled")] = None,
+    expired: Annotated[str | None, _keep("expired")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count, and delete nothing.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Delete jobs that ended long enough ago; never one that has not ended."""
+    from killproof import retention
+
+    given = {"succeeded": succeeded, "dead": dead, "cancelled": cancelled, "expired": expired}
+    keep = {
+        state: seconds_of(text, f"--{state}") for state, text in given.items() if text is not None
+    }
+    if not keep:
+        raise ValueError("say what to prune: --succeeded 30d, --dead 90d, --cancelled, --expired")
+    with existing(db) as queue, Steps("deleted", "jobs") as steps:
+        done = retention.prune(queue, keep, dry_run=dry_run, progress=steps.show)
+    if as_json:
+        print_json(asdict(done))
+        return
+    parts = ", ".join(f"{count:,} {state}" for state, count in done.deleted.items())
+    words = "would delete" if dry_run else "deleted"
+    print(f"{words} {count_of(sum(done.deleted.values()), 'job')}: {parts}")
+
+
+@app.command("backup")
+def make_backup(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Where to; the name is made of the time.")
+    ],
+    db: Db = DB_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Copy the file while it works, check the copy, and print its path."""
+    from killproof.backup import backup
+
+    with existing(db) as queue, Steps("copied", "bytes") as steps:
+        done = backup(queue, folder, progress=steps.show)
+    if as_json:
+        print_json(asdict(done))
+    else:
+        text = f"{count_of(done.jobs, 'job')}, {size_of(done.bytes)}, integrity_check ok"
+        print(f"killproof: {text}", file=sys.stderr)
+        print(done.path)
+
+
+@app.command("restore")
+def restore_backup(
+    source: Annotated[Path, typer.Argument(metavar="BACKUP", help="What `backup` printed.")],
+    db: Db = DB_DEFAULT,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Replace a file that nobody has open; it is kept beside."),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make the file from a backup: jobs that ended after it run again, later ones are gone."""
+    from killproof.backup import restore
+
+    with Steps("copied", "bytes") as steps:
+        done = restore(source, db, force=force, progress=steps.show)
+    if as_json:
+        print_json(asdict(done))
+        return
+    print(f"restored {count_of(done.jobs, 'job')} into {done.path}")
+    if done.replaced is not None:
+        print(f"what was there is kept as {done.replaced}")
+    print("leases are ended; look before you start workers: killproof jobs, killproof doctor")
+
+
+@app.command("export")
+def export_all(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A new file; - is standard output.")
+    ] = Path("-"),
+    db: Db = DB_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Write all jobs with their attempts as lines of JSON."""
+    from killproof import transfer
+
+    is_stdout = str(file) == "-"
+    if as_json and is_stdout:
+        raise ValueError("--json and the lines can not share standard output: name a FILE")
+    with existing(db) as queue:
+        out = nullcontext(sys.stdout) if is_stdout else file.open("x", encoding="utf-8")
+        with out as stream:
+            number = transfer.export_jobs(queue, stream)
+            if not is_stdout:
+                os.fsync(stream.fileno())
+    if as_json:
+        print_json({"exported": number, "file": str(file)})
+    else:
+        print(f"killproof: exported {count_of(number, 'job')}", file=sys.stderr)
+
+
+@app.command("import")
+def import_all(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="An export; - is standard input.")],
+    db: Db = DB_DEFAULT,
+    durability: Level = None,
+    as_json: AsJson = False,
+) -> None:
+    """Put exported jobs in, each once however often it is run; the file is made if need be."""
+    from typing import cast
+
+    from killproof import transfer
+
+    source = nullcontext(sys.stdin) if str(file) == "-" else file.open(encoding="utf-8")
+    with source as lines, Queue(db, durability=cast(Durability | None, durability)) as queue:
+        done = transfer.import_jobs(queue, lines)
+    if as_json:
+        print_json(asdict(done))
+    else:
+        print(f"imported {count_of(done.added, 'job')}, {done.known:,} were here already")
+        for line, why in done.refused:
+            print(f"killproof: line {line} is left out: {why}", file=sys.stderr)
+
+
+@app.command()
+def systemd_unit(
+    module: Annotated[str, typer.Argument(metavar="MODULE", help="As for killproof work.")],
+    db: Annotated[
+        Path | None,
+        typer.Option("--db", metavar="FILE", help="The database; else in the state folder."),
+    ] = None,
+    user: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Who runs it; else a user of its own.")
+    ] = None,
+    folder: Annotated[Path, typer.Option(metavar="FOLDER", help="Where MODULE is.")] = Path("."),
+    grace: Annotated[
+        float, typer.Option(help="Seconds a running job has to end after SIGTERM.")
+    ] = 30.0,
+    as_json: AsJson = False,
+) -> None:
+    """Print a unit file: hardened, with a watchdog, and time to drain.
+
+    Save it as /etc/systemd/system/NAME.service, then: systemctl enable --now NAME.
+    """
+    from killproof import systemd
+
+    text = systemd.unit(
+        module=module,
+        folder=os.path.abspath(folder),
+        python=sys.executable,
+        db=None if db is None else os.path.abspath(db),
+        user=user,
+        grace=grace,
+    )
+    if as_json:
+        print_json({"unit": text})
+    else:
+        print(text, end="")

@@ -1,0 +1,210 @@
+"""The commands that put jobs in and work on them."""
+
+import importlib
+import json
+import logging
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from killproof.cli_terminal import DB_DEFAULT, AsJson, Db, Level, print_json, seconds_of, shown
+from killproof.core import model
+from killproof.core.clock import SystemClock
+from killproof.core.database import Durability
+from killproof.core.jobs import Queue, new_job
+
+if TYPE_CHECKING:
+    from killproof.handlers import Handlers
+
+app = typer.Typer()
+
+
+@app.command()
+def init(
+    module: Annotated[
+        str, typer.Argument(metavar="MODULE", help="Of the handler file to write.")
+    ] = "my_jobs",
+    db: Db = DB_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Write a handler file, run a job, and kill its worker before your eyes."""
+    from killproof.first_run import first_run
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr if as_json else sys.stdout, flush=True)
+
+    done = first_run(Path.cwd(), module, db, say)
+    if as_json:
+        print_json(asdict(done))
+        return
+    print(f"next: read {module}.py; killproof show {done.job_id}; killproof work {module}")
+
+
+@app.command()
+def work(
+    module: Annotated[
+        str, typer.Argument(metavar="MODULE", help="A module with `handlers`, or module:name.")
+    ],
+    db: Db = DB_DEFAULT,
+    grace: Annotated[
+        float, typer.Option(help="Seconds a running job has to end after SIGTERM.")
+    ] = 30.0,
+    nice: Annotated[
+        int, typer.Option(help="Leave the CPU to others: 0 to 19, as nice(1) does.")
+    ] = 0,
+    log_level: Annotated[
+        str, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")
+    ] = "info",
+    log_format: Annotated[
+        str, typer.Option(metavar="FORMAT", help="text, or json: an object a line.")
+    ] = "text",
+    log_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Append lines to it, not to stderr.")
+    ] = None,
+    durability: Level = None,
+) -> None:
+    """Work on jobs until SIGTERM; the current folder is searched for MODULE first.
+
+    A database file that is not there yet is made, so that the start order does not matter.
+    Under systemd it says when it is ready and that it lives; see killproof systemd-unit.
+    Exit codes: 0 stopped in order; 70 a handler hung, its attempt is recorded, start again;
+    3 the disk failed, see killproof doctor; 143 or 130 left at once after a signal.
+    """
+    from killproof.systemd import Supervision
+    from killproof.worker import Worker
+
+    model.check_count(nice, "nice", 0, 19)
+    _set_up_log(log_level, log_format, log_file)
+    handlers = _handlers(module)
+    if not db.exists():
+        print(f"killproof: {db} does not exist yet: making it", file=sys.stderr)
+    if nice:
+        os.nice(nice)
+    with Queue(db, durability=cast(Durability | None, durability)) as queue:
+        worker = Worker(queue, handlers, grace=grace)
+        kinds = ", ".join(handlers.kinds)
+        logging.getLogger("killproof").info("process %d works on: %s", os.getpid(), kinds)
+        with Supervision(worker):
+            worker.run()
+
+
+def _set_up_log(level_name: str, form: str, file: Path | None) -> None:
+    from killproof import logs
+
+    level = logging.getLevelNamesMapping().get(level_name.upper())
+    if level is None:
+        raise ValueError(f"log level {level_name!r} is unknown: use debug, info, warning or error")
+    if form not in ("text", "json"):
+        raise ValueError(f"log format {form!r} is unknown: use text or json")
+    descriptor = 2 if file is None else logs.open_log(file)
+    logging.basicConfig(
+        level=level, handlers=[logs.handler(cast(logs.Format, form), descriptor)], force=True
+    )
+
+
+@app.command()
+def enqueue(
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="Names the handler.")],
+    payload: Annotated[
+        str, typer.Argument(metavar="JSON", help="The payload; - reads it from standard input.")
+    ],
+    db: Db = DB_DEFAULT,
+    delay: Annotated[float, typer.Option(help="Seconds before which it never runs.")] = 0.0,
+    deadline: Annotated[
+        str | None, typer.Option(metavar="TIME", help="From now; 10min: later it expires instead.")
+    ] = None,
+    priority: Annotated[int, typer.Option(help="0 (urgent) to 9.")] = 5,
+    key: Annotated[
+        str | None, typer.Option(help="Idempotency key: at most one live job has it.")
+    ] = None,
+    max_attempts: Annotated[int, typer.Option(help="Executions in all.")] = 5,
+    lease: Annotated[
+        float, typer.Option(help="Seconds a silent worker keeps the job from others.")
+    ] = 60.0,
+    retry: Annotated[
+        str, typer.Option(help="article, exponential:BASE, fixed:SECONDS or immediate.")
+    ] = "article",
+    urgent: Annotated[
+        bool, typer.Option("--urgent", help="Before every other: priority 0.")
+    ] = False,
+    durability: Level = None,
+    as_json: AsJson = False,
+) -> None:
+    """Put a job in and print its id; the file is made if there is none."""
+    priority = 0 if urgent else priority
+    value = _parse(payload)
+    options: dict[str, Any] = {
+        "delay": delay,
+        "priority": priority,
+        "key": key,
+        "max_attempts": max_attempts,
+        "lease": lease,
+    }
+    now_ms = SystemClock().now_ms()
+    if deadline is not None:
+        options["deadline"] = now_ms / 1_000 + seconds_of(deadline, "--deadline")
+    # Before the file: a mistyped option must not make one.
+    new_job(now_ms, kind, value, policy=retry, **options)
+    # `Queue` refuses a level that there is not, with the value.
+    with Queue(db, durability=cast(Durability | None, durability)) as queue:
+        job_id = queue.enqueue(kind, value, retry=retry, **options)
+    if urgent:
+        print(f"killproof: job {job_id} goes before every other", file=sys.stderr)
+    if as_json:
+        print_json({"id": job_id})
+    else:
+        print(job_id)
+
+
+def _parse(text: str) -> object:
+    """Return the payload that the command line or the standard input holds."""
+    if text == "-":
+        limit = model.PAYLOAD_BYTES_MAX
+        raw = sys.stdin.buffer.read(limit + 1)
+        if len(raw) > limit:
+            raise ValueError(f"payload is over the limit of {limit} bytes: enqueue its file's path")
+        try:
+            text = raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"payload is not UTF-8: {error.reason} at {error.start}") from error
+    try:
+        return json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(
+            f"payload {shown(text)!r} is not JSON: {error}; quote it: '{{\"name\": 1}}'"
+        ) from error
+
+
+def _handlers(name: str) -> "Handlers":
+    """Import the module and return its handlers, or say in a line why that failed."""
+    from killproof.handlers import Handlers
+
+    module_name, _, attribute = name.partition(":")
+    sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name == module_name:
+            raise ValueError(f"there is no module {module_name!r} here: {os.getcwd()}") from error
+        raise ValueError(f"module {module_name!r} needs {error.name!r}: install it") from error
+    except (Exception, SystemExit) as error:  # The user's module: named by place.
+        raise ValueError(f"module {module_name!r} failed: {_last_place(error)}") from error
+    handlers = getattr(module, attribute or "handlers", None)
+    if not isinstance(handlers, Handlers):
+        raise ValueError(
+            f"module {module_name!r} has no Handlers named {attribute or 'handlers'!r}: "
+            "handlers = killproof.worker.Handlers()"
+        )
+    return handlers
+
+
+def _last_place(error: BaseException) -> str:
+    import traceback
+
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{place}"

@@ -1,0 +1,91 @@
+"""Take ended jobs out of the file when they are old enough.
+
+Old is counted from the *end* of a job (`finished_ms`): a job that waited a month and ended today is
+of today.  Jobs that have not ended are never touched, whatever their age; the statement names the
+four states that have.  A job takes its attempts with it; its effects stay in the ledger, because
+the record that a payment was made must outlive the job that made it.
+
+It works in bounded steps: each is one short transaction, and between two of them everybody else has
+their turn at the lock.  Ended anywhere, it has done what it said so far, and can be run again.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, cast
+
+from killproof.core import model
+from killproof.core.database import Value
+from killproof.core.jobs import Queue
+
+#: Jobs that are deleted under one hold of the write lock: some milliseconds.
+PRUNE_BATCH: Final = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pruned:
+    """What a prune deleted, or would."""
+
+    deleted: dict[str, int]  #: jobs by state
+    dry_run: bool
+
+
+COUNT: Final = """
+    SELECT count(*) FROM job
+     WHERE state = :state AND finished_ms IS NOT NULL AND finished_ms < :before_ms"""
+
+DELETE: Final = """
+    DELETE FROM job
+     WHERE id IN (SELECT id FROM job
+                   WHERE state = :state AND finished_ms IS NOT NULL AND finished_ms < :before_ms
+                   ORDER BY finished_ms LIMIT :limit)
+       AND state IN ('succeeded', 'dead', 'cancelled', 'expired')"""
+
+
+def prune(
+    queue: Queue,
+    keep: Mapping[str, float],
+    *,
+    dry_run: bool = False,
+    progress: Callable[[int], object] | None = None,
+) -> Pruned:
+    """Delete the jobs that ended longer ago than they are to be kept.
+
+    Args:
+        queue: where they are.
+        keep: seconds to keep a job after its end, for each state that is to be pruned: `succeeded`,
+            `dead`, `cancelled`, `expired`; a state that is not named is left alone.
+        dry_run: count, and delete nothing.
+        progress: called after each step with the number deleted so far.
+
+    Raises:
+        ValueError: a state has not ended, or a time is wrong; definite.
+        KillproofError: as for `Queue.cancel`; the steps before stay done.
+    """
+    now_ms = queue.host.clock.now_ms()
+    limits: dict[str, int] = {}
+    for state, seconds in keep.items():
+        if state not in model.TERMINAL:
+            names = ", ".join(sorted(model.TERMINAL))
+            raise ValueError(f"state {state!r} can not be pruned: only {names}")
+        limits[state] = now_ms - model.to_ms(seconds, f"time to keep {state} jobs")
+    deleted = dict.fromkeys(limits, 0)
+    for state, before_ms in limits.items():
+        if dry_run:
+            ((count,),) = queue.database.peek(COUNT, {"state": state, "before_ms": before_ms})
+            deleted[state] = cast(int, count)
+            continue
+        while True:
+            # The moment is fixed at the start: what ends meanwhile is for the next prune.
+            values: dict[str, Value] = {
+                "state": state,
+                "before_ms": before_ms,
+                "limit": PRUNE_BATCH,
+            }
+            with queue.transaction() as tx:
+                count = tx.change(DELETE, values)
+            deleted[state] += count
+            if progress is not None:
+                progress(sum(deleted.values()))
+            if count < PRUNE_BATCH:
+                break
+    return Pruned(deleted=deleted, dry_run=dry_run)

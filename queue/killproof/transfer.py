@@ -1,0 +1,344 @@
+"""The way out, and back in: all jobs as lines of JSON, with what they went through.
+
+The first line says what the file is; each other line is one job with its attempts.  Any program can
+read it, which is the point: a queue that can not be left is a trap.
+
+**Export** reads a page of jobs at a time, each in a short read of its own: its memory is bounded,
+and the log is never held back.  So each line is true by itself, and every job that was there when
+it began is in it, but it is no snapshot of all: a job that ends meanwhile may be written as it was
+before.  For one moment of everything, export a backup.
+
+**Import** puts the jobs into another file as they were, with their attempts, under new ids.  A job
+is put in once: the file keeps, for each job that came in, where it came from, in the transaction
+that put it in.  So an import that was killed is simply run again.  Where it came from is the random
+name of the source file, which an export gives it, and the job's id and time there; a job whose key
+a living job of the target has is left out as well, and told.  What was running when it was exported
+is available, and that delivery is no attempt.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, fields
+from itertools import islice
+from typing import Any, Final, TextIO, cast
+
+from killproof import listing
+from killproof.core import model, retry
+from killproof.core.database import Transaction, Value
+from killproof.core.errors import FileRefused, PayloadInvalid
+from killproof.core.jobs import Queue
+from killproof.core.model import Attempt, Job
+
+#: Version of the lines.
+FORMAT: Final = 1
+SCHEMA_VERSION: Final = 1
+#: Jobs in one read, and jobs that go in under one hold of the write lock, at most ...
+BATCH_JOBS: Final = 200
+#: ... and characters, of which one job may exceed it.
+BATCH_CHARS: Final = 4 << 20
+#: A line is a payload and a result of a megabyte each, and the errors of its attempts.
+LINE_CHARS_MAX: Final = 64 << 20
+
+_ATTEMPT_FIELDS: Final = tuple(field.name for field in fields(Attempt))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported:
+    """What an import did with the lines it read."""
+
+    added: int
+    known: int  #: came in before, by this or an earlier import
+    refused: tuple[tuple[int, str], ...]  #: (line, why): a living job has its key
+
+
+# Out.
+
+IDENTITY: Final = "SELECT value FROM killproof_setting WHERE name = 'identity'"
+
+SET_IDENTITY: Final = "INSERT OR IGNORE INTO killproof_setting VALUES ('identity', :value)"
+
+NEXT: Final = "SELECT id FROM job WHERE id > :after ORDER BY id LIMIT 1"
+
+TEXTS: Final = "SELECT payload, result FROM job WHERE id = :id"
+
+
+def export_jobs(queue: Queue, out: TextIO) -> int:
+    """Write all jobs as lines of JSON; return their number.
+
+    Args:
+        queue: where they are; it is only read, but for the name that it gets at its first export.
+        out: a text stream in UTF-8.
+
+    Raises:
+        KillproofError: as for `Queue.cancel`.
+        OSError: from the stream.
+    """
+    out.write(_text({"killproof_export": FORMAT, "source": _identity(queue)}))
+    after, number = 0, 0
+    while True:
+        with queue.database.read() as tx:
+            batch = list(_batch(tx, after))
+        for job_id, line in batch:  # Outside of the read: the reader of a pipe may be slow.
+            out.write(line)
+            after = job_id
+        number += len(batch)
+        if not batch:
+            out.flush()
+            return number
+
+
+def _identity(queue: Queue) -> str:
+    """Return the file's random name; give it one at the first export."""
+    found = queue.database.peek(IDENTITY)
+    if not found:
+        with queue.transaction() as tx:
+            tx.change(SET_IDENTITY, {"value": os.urandom(16).hex()})
+        found = queue.database.peek(IDENTITY)
+    return str(found[0][0])
+
+
+def _batch(tx: Transaction, after: int) -> Iterator[tuple[int, str]]:
+    """Yield the next jobs as (id, line), a bounded number of them and of characters."""
+    chars = 0
+    for _ in range(BATCH_JOBS):
+        row = tx.row(NEXT, {"after": after})
+        if row is None or chars > BATCH_CHARS:
+            return
+        after = cast(int, row[0])
+        line = _line(tx, after)
+        chars += len(line)
+        yield after, line
+
+
+def _line(tx: Transaction, job_id: int) -> str:
+    """Return a job as a line; the owner of a lease is named as the worker of an attempt is."""
+    (job,) = listing.read(tx, [job_id])
+    ((payload, result),) = tx.rows(TEXTS, {"id": job_id})
+    line = asdict(job) | {
+        "payload": _decoded(payload),
+        "result": None if result is None else _decoded(result),
+        "attempts": [
+            dict(zip(_ATTEMPT_FIELDS, attempt, strict=True))
+            for attempt in tx.rows(Queue.ATTEMPTS, {"id": job_id})
+        ],
+    }
+    return _text(line)
+
+
+def _decoded(text: Value) -> object:
+    """Decode what a job holds; a row that somebody damaged must not close the way out."""
+    try:
+        return json.loads(str(text))
+    except (ValueError, RecursionError):
+        return {"killproof_repr": str(text)}
+
+
+def _text(line: dict[str, Any]) -> str:
+    return json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n"
+
+
+# In.
+
+
+def import_jobs(queue: Queue, lines: Iterable[str]) -> Imported:
+    """Put exported jobs in, each once however often this is called.
+
+    Args:
+        queue: where they go; it need not be empty.
+        lines: an export, line by line.
+
+    Raises:
+        ValueError: a line is not what an export writes; the message names it; definite for the
+            batch of the line, and what was put in before stays.
+        FileRefused: the application has a table `imported_job`; definite.
+        KillproofError: as for `Queue.enqueue`.
+    """
+    numbered = enumerate(lines, 1)
+    source = _source(next(numbered, (1, ""))[1])
+    added, known = 0, 0
+    refused: list[tuple[int, str]] = []
+    while batch := list(_some(numbered)):
+        jobs = [(number, _parsed(number, line)) for number, line in batch if line.strip()]
+        now_ms = queue.host.clock.now_ms()
+        with queue.transaction() as tx:
+            _ensure_table(tx)
+            for number, job in jobs:
+                why = _put_in(queue, tx, source, job, now_ms)
+                if why == "":
+                    added += 1
+                elif why == "known":
+                    known += 1
+                else:
+                    refused.append((number, why))
+    return Imported(added=added, known=known, refused=tuple(refused))
+
+
+def _some(numbered: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    """Yield the next lines, a bounded number of them and of characters."""
+    chars = 0
+    for number, line in islice(numbered, BATCH_JOBS):
+        yield number, line
+        chars += len(line)
+        if chars > BATCH_CHARS:
+            return
+
+
+def _source(line: str) -> str:
+    head = _json(1, line)
+    if not isinstance(head, dict) or head.get("killproof_export") != FORMAT:
+        raise ValueError(
+            f"line 1 does not say that this is an export of format {FORMAT}: "
+            "name a file that killproof export has written"
+        )
+    return model.check_text(head.get("source"), "line 1: source", 200)
+
+
+def _json(number: int, line: str) -> object:
+    if len(line) > LINE_CHARS_MAX:
+        raise ValueError(f"line {number} is longer than {LINE_CHARS_MAX} characters")
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"line {number} is not JSON: {error}") from error
+
+
+def _parsed(number: int, line: str) -> Job:
+    """Return the job of a line, with everything checked that the file does not check by itself."""
+    found = _json(number, line)
+    try:
+        if not isinstance(found, dict):
+            raise ValueError("it is no object")
+        attempts = tuple(Attempt(**attempt) for attempt in found.pop("attempts"))
+        job = Job(**found, attempts=attempts)
+        model.check_text(job.kind, "kind", model.KIND_CHARS_MAX)
+        if job.key is not None:
+            model.check_text(job.key, "key", model.KEY_CHARS_MAX)
+        if job.state not in model.STATES:
+            raise ValueError(f"state {job.state!r} is unknown")
+        for name in ("id", "due_ms", "created_ms", "fence"):
+            model.check_count(getattr(job, name), name, 0, (1 << 63) - 1)
+        retry.parse(job.retry)
+        model.encode_payload(job.payload)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"line {number} is no exported job: {error}") from error
+    return job
+
+
+IS_KNOWN: Final = """
+    SELECT 1 FROM imported_job
+     WHERE source = :source AND source_id = :id AND created_ms = :created_ms"""
+
+KEY_LIVES: Final = """
+    SELECT id FROM job
+     WHERE key = :key AND key IS NOT NULL
+       AND state IN ('blocked', 'scheduled', 'available', 'leased', 'retryable', 'held')"""
+
+INSERT: Final = """
+    INSERT INTO job (kind, state, payload, priority, due_ms, key, max_attempts, lease_ms, retry,
+                     fence, deliveries, forgiven, failures, crashes, claimed_ms, created_ms,
+                     updated_ms, finished_ms, error_class, error_message, result, expires_ms)
+    VALUES (:kind, :state, :payload, :priority, :due_ms, :key, :max_attempts, :lease_ms, :retry,
+            :fence, :deliveries, :forgiven, :failures, :crashes, :claimed_ms, :created_ms,
+            :now_ms, :finished_ms, :error_class, :error_message, :result, :expires_ms)"""
+
+INSERT_ATTEMPT: Final = """
+    INSERT INTO attempt (job_id, fence, outcome, worker, started_ms, finished_ms, error_class,
+                         error_message, traceback)
+    VALUES (:job_id, :fence, :outcome, :worker, :started_ms, :finished_ms, :error_class,
+            :error_message, :traceback)"""
+
+REMEMBER: Final = "INSERT INTO imported_job VALUES (:source, :id, :created_ms, :job_id)"
+
+
+def _put_in(queue: Queue, tx: Transaction, source: str, job: Job, now_ms: int) -> str:
+    """Put one job in and return ''; or return why not: 'known', or what a person must know."""
+    values = _row(job, now_ms) | {"source": source, "id": job.id}
+    if tx.row(IS_KNOWN, values) is not None:
+        return "known"
+    if job.state in model.LIVE and (living := tx.row(KEY_LIVES, values)) is not None:
+        return f"its key {job.key!r} belongs to job {living[0]!r}, which has not ended"
+    try:
+        job_id = tx.insert(INSERT, values)
+        for attempt in _attempts(job, now_ms):
+            tx.change(INSERT_ATTEMPT, asdict(attempt) | {"job_id": job_id})
+    except Exception as error:
+        # SQLite's own word for a row that breaks the rules of the schema; the batch is rolled back.
+        if type(error).__name__ != "IntegrityError":
+            raise
+        raise PayloadInvalid(f"job {job.id} of the export is refused ({error})") from error
+    tx.change(REMEMBER, values | {"job_id": job_id})
+    return ""
+
+
+def _row(job: Job, now_ms: int) -> dict[str, Value]:
+    was_leased = job.state == "leased"
+    result = None if job.state != "succeeded" else model.encode_result(job.result)
+    return {
+        "kind": job.kind,
+        "state": "available" if was_leased else job.state,
+        "payload": model.encode_payload(job.payload),
+        "priority": job.priority,
+        "due_ms": job.due_ms,
+        "key": job.key,
+        "max_attempts": job.max_attempts,
+        "lease_ms": job.lease_ms,
+        "retry": job.retry,
+        "fence": job.fence,
+        "deliveries": job.deliveries,
+        "forgiven": job.forgiven + was_leased,
+        "failures": job.failures,
+        "crashes": job.crashes,
+        "claimed_ms": job.claimed_ms,
+        "created_ms": job.created_ms,
+        "now_ms": now_ms,
+        "finished_ms": job.finished_ms,
+        "error_class": job.error_class,
+        "error_message": job.error_message,
+        "result": result,
+        "expires_ms": job.expires_ms,
+    }
+
+
+def _attempts(job: Job, now_ms: int) -> Iterator[Attempt]:
+    yield from job.attempts
+    if job.state == "leased":
+        yield Attempt(
+            fence=job.fence,
+            outcome="released",
+            worker=job.owner or "",
+            started_ms=job.claimed_ms or job.created_ms,
+            finished_ms=now_ms,
+            error_class="Exported",
+            error_message="it was running when the export was made",
+            traceback=None,
+        )
+
+
+VERSION: Final = "SELECT version FROM killproof_schema WHERE component = 'transfer'"
+
+SET_VERSION: Final = "INSERT INTO killproof_schema VALUES ('transfer', :version)"
+
+FIND_TABLE: Final = "SELECT 1 FROM sqlite_schema WHERE lower(name) = 'imported_job'"
+
+CREATE: Final = """
+    CREATE TABLE imported_job (
+        source     TEXT    NOT NULL,  -- the random name of the file it was exported from
+        source_id  INTEGER NOT NULL,  -- its id there
+        created_ms INTEGER NOT NULL,  -- tells it from the job of that id in a copy of that file
+        job_id     INTEGER NOT NULL,  -- no foreign key: a pruned job is not to come in again
+        PRIMARY KEY (source, source_id, created_ms)
+    ) STRICT, WITHOUT ROWID"""
+
+
+def _ensure_table(tx: Transaction) -> None:
+    version = tx.row(VERSION)
+    if version == (SCHEMA_VERSION,):
+        return
+    if version is not None or tx.row(FIND_TABLE) is not None:
+        raise FileRefused(
+            f"{tx.path} has a table 'imported_job' that is not this killproof's: "
+            "rename it, or upgrade killproof"
+        )
+    tx.change(CREATE)
+    tx.change(SET_VERSION, {"version": SCHEMA_VERSION})
