@@ -93,17 +93,28 @@ def backup(
     moment = datetime.fromtimestamp(now_ms / 1_000, UTC)
     stem = f"{Path(queue.path).stem}-{moment:%Y%m%dT%H%M%S}.{now_ms % 1_000:03}Z"
     with _partial(target, stem, queue.path) as partial:
-        with closing(_reader(queue.path)) as source, closing(_writer(partial)) as copy:
-            counts = _begin_read(source)
-            _copy(source, copy, progress)
-            if (found := dict(copy.execute(COUNTS).fetchall())) != counts:
-                raise BackupDamaged(f"{partial} has {found}, not {counts}: the file is damaged")
-            _end_all_leases(copy, now_ms)
-            _check_whole(copy, partial)
+        counts = _copied(queue, partial, now_ms, progress)
         path = _publish(partial, (target / name for name in _names(stem)))
     _note(queue, path, now_ms)
     size = os.stat(path).st_size
     return Backup(path=str(path), bytes=size, jobs=sum(counts.values()), counts=counts)
+
+
+def _copied(queue: Queue, partial: Path, now_ms: int, progress: Progress | None) -> dict[str, int]:
+    """Fill the partial file, and read it back; return its jobs by state as they were."""
+    try:
+        with closing(_reader(queue.path)) as source, closing(_writer(partial)) as copy:
+            counts = _begin_read(source)
+            _copy(source, copy, progress)
+            if (found := dict(copy.execute(COUNTS).fetchall())) != counts:
+                raise BackupDamaged(f"{partial} has {found}, not {counts}: {queue.path} is damaged")
+            _end_all_leases(copy, now_ms)
+            _check_whole(copy, partial)
+            return counts
+    except sqlite3.DatabaseError as error:
+        if isinstance(error, sqlite3.OperationalError):  # Of a disk or a lock, not of the file.
+            raise
+        raise BackupDamaged(f"{queue.path}: {error}: restore an older backup") from error
 
 
 def _begin_read(source: sqlite3.Connection) -> dict[str, int]:

@@ -43,7 +43,7 @@ MODULES: Final = {
         "Operations",
         (
             *("doctor", "metrics", "prune", "backup", "restore"),
-            *("export", "import", "systemd-unit"),
+            *("export", "import", "webhook", "systemd-unit"),
         ),
     ),
 }

@@ -212,6 +212,33 @@ def import_all(
             print(f"killproof: line {line} is left out: {why}", file=sys.stderr)
 
 
+@app.command("webhook")
+def manage_webhooks(
+    url: Annotated[
+        str | None, typer.Argument(metavar="[URL]", help="Where to; without it they are listed.")
+    ] = None,
+    db: Db = DB_DEFAULT,
+    remove: Annotated[bool, typer.Option("--remove", help="Send no more to this URL.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """POST the news of every job that dies from now on; workers deliver it as a job."""
+    from killproof import webhook
+
+    if remove and url is None:
+        raise ValueError("say which: killproof webhook URL --remove")
+    with existing(db) as queue:
+        if url is not None and remove:
+            if not webhook.remove(queue, url):
+                raise ValueError(f"nothing is sent to {url!r}: killproof webhook lists the URLs")
+        elif url is not None:
+            webhook.add(queue, url)
+        found = webhook.urls(queue)
+    if as_json:
+        print_json(found)
+    else:
+        print("\n".join(found) if found else "no news of dead letters is sent")
+
+
 @app.command()
 def systemd_unit(
     module: Annotated[str, typer.Argument(metavar="MODULE", help="As for killproof work.")],

@@ -74,12 +74,14 @@ def work(
     Exit codes: 0 stopped in order; 70 a handler hung, its attempt is recorded, start again;
     3 the disk failed, see killproof doctor; 143 or 130 left at once after a signal.
     """
+    from killproof import webhook
     from killproof.systemd import Supervision
     from killproof.worker import Worker
 
     model.check_count(nice, "nice", 0, 19)
     _set_up_log(log_level, log_format, log_file)
     handlers = _handlers(module)
+    webhook.register(handlers)
     if not db.exists():
         print(f"killproof: {db} does not exist yet: making it", file=sys.stderr)
     if nice:

@@ -1,6 +1,5 @@
 """The command line: what it prints, and what it says to bad input."""
 
-import io
 import json
 import sys
 from collections.abc import Callable
@@ -15,23 +14,6 @@ from killproof import Job, KillproofError, Queue, cli, cli_work
 from killproof.cli_jobs import summary
 
 Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run `killproof` in an empty folder; return its exit code, stdout and stderr."""
-    monkeypatch.chdir(place)
-    monkeypatch.delenv("KILLPROOF_DB", raising=False)
-    monkeypatch.setenv("COLUMNS", "100")
-
-    def run(*arguments: str, stdin: bytes = b"") -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["killproof", *arguments])
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        code = cli.main()
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return run
 
 
 def test_enqueue_prints_the_id_and_makes_the_file(run: Run, place: Path) -> None:

@@ -24,9 +24,7 @@ def in_seconds(clock: ManualClock, seconds: float) -> float:
 # Deadlines.
 
 
-def test_a_job_whose_deadline_has_passed_is_never_started(
-    queue: Queue, clock: ManualClock
-) -> None:
+def test_a_job_whose_deadline_has_passed_is_never_started(queue: Queue, clock: ManualClock) -> None:
     """A datum that is worth nothing in ten minutes. Covers S0.6, S1.28."""
     late = queue.enqueue("k", "late", deadline=in_seconds(clock, 600))
     timeless = queue.enqueue("k", "timeless")
