@@ -5,7 +5,7 @@ import sys
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, TextIO, cast
 
 import typer
 
@@ -24,6 +24,7 @@ from killproof.cli_terminal import (
     table_of,
 )
 from killproof.core.database import Durability
+from killproof.core.errors import FileRefused
 from killproof.core.jobs import Queue
 from killproof.wording import count_of, size_of
 
@@ -177,12 +178,13 @@ def export_all(
     is_stdout = str(file) == "-"
     if as_json and is_stdout:
         raise ValueError("--json and the lines can not share standard output: name a FILE")
-    with existing(db) as queue:
-        out = nullcontext(sys.stdout) if is_stdout else file.open("x", encoding="utf-8")
-        with out as stream:
-            number = transfer.export_jobs(queue, stream)
-            if not is_stdout:
-                os.fsync(stream.fileno())
+    with (
+        existing(db) as queue,
+        nullcontext(sys.stdout) if is_stdout else _opened(file, "x") as stream,
+    ):
+        number = transfer.export_jobs(queue, stream)
+        if not is_stdout:
+            os.fsync(stream.fileno())
     if as_json:
         print_json({"exported": number, "file": str(file)})
     else:
@@ -197,11 +199,9 @@ def import_all(
     as_json: AsJson = False,
 ) -> None:
     """Put exported jobs in, each once however often it is run; the file is made if need be."""
-    from typing import cast
-
     from killproof import transfer
 
-    source = nullcontext(sys.stdin) if str(file) == "-" else file.open(encoding="utf-8")
+    source = nullcontext(sys.stdin) if str(file) == "-" else _opened(file, "r")
     with source as lines, Queue(db, durability=cast(Durability | None, durability)) as queue:
         done = transfer.import_jobs(queue, lines)
     if as_json:
@@ -210,6 +210,14 @@ def import_all(
         print(f"imported {count_of(done.added, 'job')}, {done.known:,} were here already")
         for line, why in done.refused:
             print(f"killproof: line {line} is left out: {why}", file=sys.stderr)
+
+
+def _opened(file: Path, mode: Literal["r", "x"]) -> TextIO:
+    """Open a file of lines; a new one must not exist, so that nothing is written over."""
+    try:
+        return file.open(mode, encoding="utf-8")
+    except OSError as error:
+        raise FileRefused(f"{file}: {error.strerror}: name another file") from error
 
 
 @app.command("webhook")

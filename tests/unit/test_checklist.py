@@ -1,0 +1,136 @@
+"""The production checklist: each line can be seen good, and seen bad."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from killproof import Host, Lease, ManualClock, Queue, checklist
+from killproof.backup import backup
+from killproof.effects import Effect, Ledger
+from killproof.maintenance import Check
+
+Sql = Callable[..., list[tuple[object, ...]]]
+DAY = 86_400.0
+
+
+def claimed(queue: Queue) -> Lease:
+    lease = queue.claim()
+    assert lease is not None
+    return lease
+
+
+def found(queue: Queue, name: str) -> Check:
+    return next(check for check in checklist.checks(queue) if check.name == name)
+
+
+def test_every_line_of_the_checklist_is_there(queue: Queue) -> None:
+    """Covers S0.68, S0.69, S0.70, S0.71."""
+    assert [check.name for check in checklist.checks(queue)] == [
+        "volume", "claims", "retries", "rescue", "effects", "errors", "alert", "backup"
+    ]  # fmt: skip
+
+
+def test_every_line_that_is_not_well_says_what_to_do(queue: Queue, clock: ManualClock) -> None:
+    """Covers S0.72, S0.73, S0.74, S0.75."""
+    queue.enqueue("k", 1, retry="immediate")
+    clock.advance(DAY)
+    unwell = [check for check in checklist.checks(queue) if check.status != "ok"]
+
+    assert {check.name for check in unwell} >= {"retries", "rescue", "backup"}
+    assert all(check.remedy for check in unwell)
+
+
+def test_a_file_in_a_containers_own_layer_is_noticed(
+    queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text("1 0 0:1 / / rw - overlay overlay rw\n")
+    monkeypatch.setattr("killproof.core.barrier.MOUNTS", mounts)
+    monkeypatch.setattr(checklist, "CONTAINER_MARKS", (mounts,))
+    assert found(queue, "volume").status == "warn"
+    mounts.write_text(
+        "1 0 0:1 / / rw - overlay overlay rw\n"
+        f"2 1 8:1 / {Path(queue.path).parent} rw - ext4 /dev/vda rw\n"
+    )
+
+    assert found(queue, "volume").status == "ok"
+
+
+@pytest.mark.parametrize("options", [{"retry": "immediate"}, {"max_attempts": 101}])
+def test_retries_without_a_delay_or_an_end_are_noticed(
+    queue: Queue, options: dict[str, object]
+) -> None:
+    queue.enqueue("k", 1)
+    assert found(queue, "retries").status == "ok"
+    queue.enqueue("hasty", 1, **options)  # type: ignore[arg-type]  # One of two options.
+
+    assert "'hasty'" in found(queue, "retries").text
+
+
+@pytest.fixture
+def worker(queue: Queue, clock: ManualClock) -> Iterator[Queue]:
+    with Queue(queue.path, host=Host(clock=clock)) as worker:
+        worker.claim()
+        yield worker
+
+
+def test_jobs_of_the_dead_need_somebody_who_takes_them_back(
+    queue: Queue, worker: Queue, clock: ManualClock
+) -> None:
+    queue.enqueue("k", 1)
+    claimed(worker)
+    assert "1 worker at work" in found(queue, "rescue").text
+    assert worker.database.liveness is not None
+    worker.database.liveness.release()
+
+    assert found(queue, "rescue").text == (
+        "1 job held by dead workers, and nobody to take them back"
+    )
+
+
+def test_jobs_that_wait_while_nobody_works_are_noticed(queue: Queue, clock: ManualClock) -> None:
+    queue.enqueue("k", 1)
+    assert found(queue, "rescue").status == "ok"
+    clock.advance(61)
+
+    assert "a job has waited for 1 min 1 s" in found(queue, "rescue").text
+
+
+def test_an_effect_in_doubt_is_noticed(queue: Queue, clock: ManualClock) -> None:
+    queue.enqueue("k", 1)
+    lease = claimed(queue)
+
+    def fails(key: str) -> None:
+        assert found(queue, "effects").status == "ok"  # Reserved by a lease that lives.
+        raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        Ledger(queue, lease, clock=clock).apply(
+            Effect(scope="s", key="x", function=fails, in_doubt="held")
+        )
+
+    assert "1 effect in doubt" in found(queue, "effects").text
+
+
+def test_a_dead_letter_without_its_error_is_noticed(queue: Queue, sql: Sql) -> None:
+    queue.enqueue("k", 1)
+    queue.nack(claimed(queue), "no", permanent=True)
+    assert found(queue, "errors").status == "ok"
+    assert "1 dead letter waiting" in found(queue, "alert").text
+    sql("DELETE FROM attempt")
+
+    assert found(queue, "errors").status == "warn"
+
+
+def test_a_backup_that_is_missing_gone_or_old_is_noticed(
+    queue: Queue, place: Path, clock: ManualClock
+) -> None:
+    assert "no backup of this file" in found(queue, "backup").text
+    done = backup(queue, place)
+    assert found(queue, "backup").status == "ok"
+    clock.advance(3 * DAY)
+    assert "3 d ago" in found(queue, "backup").text
+    Path(done.path).unlink()
+
+    assert "not there any more" in found(queue, "backup").text
