@@ -25,7 +25,7 @@ Found = TypeVar("Found")
 SECONDS_MAX: Final = 30.0
 LOOK_SECONDS: Final = 0.01
 #: The handler runs so long that there is somebody to kill.
-HANDLER_SECONDS: Final = 1.0
+HANDLER_SECONDS: Final = 0.5
 
 HANDLERS: Final = '''\
 """Handlers: `killproof work {module} --db {db}` runs them; start as many as you like."""

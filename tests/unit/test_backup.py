@@ -131,6 +131,7 @@ def test_a_commit_during_a_backup_neither_starts_it_anew_nor_gets_into_it(
 
     def enqueue(done: int, total: int) -> None:
         steps.append(done)
+        assert len(steps) < 100, "it starts anew with each commit"
         with Queue(queue.path) as other:
             other.enqueue("k", "y" * 2_000)
 
