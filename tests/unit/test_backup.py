@@ -1,6 +1,7 @@
 """A backup holds what was there and nothing else; a restore begins another history."""
 
 import os
+import runpy
 import sqlite3
 import stat
 import subprocess
@@ -14,6 +15,8 @@ import pytest
 from killproof import FileRefused, Host, Lease, LeaseLost, ManualClock, Queue, backup, presence
 from killproof.backup import BackupDamaged, Restored, restore
 from killproof.backup import backup as back_up
+from killproof.heartbeat import Tenure
+from killproof.worker import Context
 
 Sql = Callable[..., list[tuple[object, ...]]]
 
@@ -49,6 +52,21 @@ def test_a_backup_holds_what_only_the_log_held(queue: Queue, folder: Path) -> No
     assert read(done.path, "SELECT id FROM job ORDER BY id") == [(job_id,) for job_id in ids]
     assert read(done.path, "PRAGMA integrity_check") == [("ok",)]
     assert done.bytes == os.stat(done.path).st_size
+
+
+def test_the_example_makes_a_backup_as_a_job(queue: Queue, place: Path, clock: ManualClock) -> None:
+    """Covers S1.42, S1.43: the folder is made, the result says where and how large."""
+    example = Path(__file__).parents[2] / "examples/daily_backup.py"
+    handlers = runpy.run_path(str(example))["handlers"]
+    payload = {"folder": str(place / "new" / "folder"), "db": queue.path}
+    job_id = queue.enqueue("backup", payload)
+    lease = claimed(queue)
+    context = Context(queue, Tenure(lease, now_ns=clock.monotonic_ns()), clock)
+    result = handlers["backup"].function(context)
+
+    assert set(result) == {"backup_file", "size_mb"}
+    assert result["size_mb"] == round(os.stat(result["backup_file"]).st_size / 1e6, 2)
+    assert read(result["backup_file"], "SELECT id FROM job") == [(job_id,)]
 
 
 def test_a_backup_is_one_file_in_no_journal_and_as_private_as_the_original(

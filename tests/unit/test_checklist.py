@@ -57,6 +57,18 @@ def test_a_file_in_a_containers_own_layer_is_noticed(
     assert found(queue, "volume").status == "ok"
 
 
+def test_the_container_of_the_examples_keeps_the_file_on_a_volume_and_gets_its_signals() -> None:
+    """Covers S0.7, S0.67, S0.68: as far as reading it tells."""
+    lines = (Path(__file__).parents[2] / "examples/container/Dockerfile").read_text().splitlines()
+
+    assert "VOLUME /data" in lines
+    assert any(line.startswith("ENV KILLPROOF_DB=/data/") for line in lines)
+    assert 'CMD ["killproof", "work", "first_jobs", "--grace", "30", "--log-format", "json"]' in (
+        lines
+    )
+    assert lines.index("USER worker") < lines.index("VOLUME /data")
+
+
 @pytest.mark.parametrize("options", [{"retry": "immediate"}, {"max_attempts": 101}])
 def test_retries_without_a_delay_or_an_end_are_noticed(
     queue: Queue, options: dict[str, object]

@@ -92,7 +92,9 @@ def test_the_watchdog_is_pinged_twice_within_its_limit_if_it_is_ours(
 
 def unit(**options: object) -> str:
     given = {"module": "my_jobs", "folder": "/srv/app", "python": "/usr/bin/python3", "db": None}
-    return systemd.unit(**{**given, "user": None, "grace": 30.0, **options})  # type: ignore[arg-type]  # Tests hand in what is wrong.
+    given |= {"user": None}
+    # What is wrong is handed in as well.
+    return systemd.unit(**{**given, "grace": 30.0, **options})  # type: ignore[arg-type]
 
 
 def test_a_unit_waits_for_the_network_drains_and_keeps_its_state_from_the_code() -> None:
