@@ -81,7 +81,8 @@ def work(
     model.check_count(nice, "nice", 0, 19)
     _set_up_log(log_level, log_format, log_file)
     handlers = _handlers(module)
-    webhook.register(handlers)
+    if len(handlers):  # A module without any is a mistake, and is told so by the worker.
+        webhook.register(handlers)
     if not db.exists():
         print(f"killproof: {db} does not exist yet: making it", file=sys.stderr)
     if nice:

@@ -1,7 +1,8 @@
 """The way out, and back in: all jobs as lines of JSON, with what they went through.
 
-The first line says what the file is; each other line is one job with its attempts.  Any program can
-read it, which is the point: a queue that can not be left is a trap.
+The first line says what the file is, the last one how many jobs are in it, and each line between
+them is one job with its attempts.  Any program can read it, which is the point: a queue that can
+not be left is a trap.
 
 **Export** reads a page of jobs at a time, each in a short read of its own: its memory is bounded,
 and the log is never held back.  So each line is true by itself, and every job that was there when
@@ -84,6 +85,8 @@ def export_jobs(queue: Queue, out: TextIO) -> int:
             after = job_id
         number += len(batch)
         if not batch:
+            # Without it a file that was cut off between two lines would look whole.
+            out.write(_text({"killproof_export_end": number}))
             out.flush()
             return number
 
@@ -158,8 +161,13 @@ def import_jobs(queue: Queue, lines: Iterable[str]) -> Imported:
     source = _source(next(numbered, (1, ""))[1])
     added, known = 0, 0
     refused: list[tuple[int, str]] = []
+    lines_read = jobs_told = 0
     while batch := list(_some(numbered)):
-        jobs = [(number, _parsed(number, line)) for number, line in batch if line.strip()]
+        if (told := _end(batch[-1])) is not None:
+            jobs_told = told
+            del batch[-1]
+        jobs = [(number, _parsed(number, line)) for number, line in batch]
+        lines_read += len(jobs)
         now_ms = queue.host.clock.now_ms()
         with queue.transaction() as tx:
             _ensure_table(tx)
@@ -171,6 +179,11 @@ def import_jobs(queue: Queue, lines: Iterable[str]) -> Imported:
                     known += 1
                 else:
                     refused.append((number, why))
+    if lines_read != jobs_told:
+        raise ValueError(
+            f"the export was cut off after {lines_read} jobs, {added} of which came in now: "
+            "export again, and import that"
+        )
     return Imported(added=added, known=known, refused=tuple(refused))
 
 
@@ -192,6 +205,16 @@ def _source(line: str) -> str:
             "name a file that killproof export has written"
         )
     return model.check_text(head.get("source"), "line 1: source", 200)
+
+
+def _end(numbered: tuple[int, str]) -> int | None:
+    """Return the number of jobs that the last line tells; None if this is no last line."""
+    number, line = numbered
+    if "killproof_export_end" not in line[:30]:
+        return None
+    end = _json(number, line)
+    told = end.get("killproof_export_end") if isinstance(end, dict) else None
+    return model.check_count(told, f"line {number}: killproof_export_end", 0, 1 << 62)
 
 
 def _json(number: int, line: str) -> object:

@@ -351,6 +351,7 @@ class Worker:
         """Say it once for a row of equal troubles, and pause before the next try."""
         if self._busy_streak == 0:
             self._say(logging.WARNING, "%s: %s; trying again until it works", what, error)
+        self._moved_ns = self._clock.monotonic_ns()  # A locked file is no reason to be killed.
         pause = min(PAUSE_SECONDS_FIRST * 2 ** min(self._busy_streak, 10), PAUSE_SECONDS_MAX)
         self._busy_streak += 1
         self._clock.sleep(pause)

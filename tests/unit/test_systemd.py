@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from killproof import systemd
+from killproof import ManualClock, Queue, systemd
+from killproof.core import sync
 from killproof.systemd import Supervision, notify, ping_seconds
+from killproof.worker import Handlers, Worker
 
 
 @pytest.fixture
@@ -142,3 +144,30 @@ def test_systemd_itself_finds_no_fault_in_the_unit(tmp_path: Path) -> None:
 
     assert (verified.returncode, verified.stderr) == (0, "")
     assert rated.returncode == 0, rated.stdout
+
+
+def test_a_worker_is_well_while_its_loop_moves_or_a_handler_runs(
+    queue: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A handler has limits of its own; a loop that stands still has nobody else to notice."""
+    seen: list[bool] = []
+    handlers = Handlers()
+    handlers("k")(lambda context: seen.append(worker.is_well()))
+    worker = Worker(queue, handlers, clock=clock)
+
+    def at_point(name: str) -> None:
+        if name == "handler.start":
+            clock.advance(20)  # Within the lease; the loop has not moved since.
+        if name == "worker.idle":
+            seen.append(worker.is_well())
+            clock.advance(91)
+            seen.append(worker.is_well())
+            worker.stop()
+
+    monkeypatch.setattr(sync, "hook", at_point)
+    monkeypatch.setattr("killproof.worker.STILL_SECONDS_MAX", 10.0)
+    queue.enqueue("k", None)
+    worker.run()
+
+    assert seen == [True, True, False]
+    assert worker.is_stopping

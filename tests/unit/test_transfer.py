@@ -62,10 +62,11 @@ def test_a_round_trip_loses_nothing(full: Queue, other: Queue) -> None:
     for job_id in range(1, 7):
         assert job_of(other, job_id) == job_of(full, job_id)
     assert exported(other)[1:] == lines[1:]
+    assert json.loads(lines[-1]) == {"killproof_export_end": 6}
 
 
 def test_each_line_is_json_that_another_program_reads(full: Queue) -> None:
-    head, *jobs = [json.loads(line) for line in exported(full)]
+    head, *jobs, _ = [json.loads(line) for line in exported(full)]
 
     assert head["killproof_export"] == 1
     assert [job["state"] for job in jobs] == [
@@ -96,6 +97,13 @@ def test_an_import_that_was_cut_off_goes_on_where_it_was(
     assert sum(other.counts().values()) == 2  # The batch of the bad line is out as a whole.
 
     assert import_jobs(other, lines) == Imported(added=4, known=2, refused=())
+
+
+def test_an_export_that_was_cut_off_between_two_lines_is_told(full: Queue, other: Queue) -> None:
+    lines = exported(full)
+    with pytest.raises(ValueError, match="cut off after 4 jobs, 4 of which came in now"):
+        import_jobs(other, lines[:5])
+    assert import_jobs(other, lines) == Imported(added=2, known=4, refused=())
 
 
 def test_jobs_of_two_files_with_the_same_ids_do_not_take_each_others_place(
@@ -148,7 +156,7 @@ def test_a_damaged_row_does_not_close_the_way_out(queue: Queue, sql: Sql) -> Non
     sql("PRAGMA ignore_check_constraints = ON")
     sql("UPDATE job SET payload = '{bad' WHERE id = 1")
 
-    lines = [json.loads(line) for line in exported(queue)[1:]]
+    lines = [json.loads(line) for line in exported(queue)[1:-1]]
     assert [line["payload"] for line in lines] == [{"killproof_repr": "{bad"}, 2]
 
 
