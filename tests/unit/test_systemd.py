@@ -12,7 +12,7 @@ import pytest
 from killproof import ManualClock, Queue, systemd
 from killproof.core import sync
 from killproof.systemd import Supervision, notify, ping_seconds
-from killproof.worker import Handlers, Worker
+from killproof.worker import Context, Handlers, Worker
 
 
 @pytest.fixture
@@ -152,7 +152,11 @@ def test_a_worker_is_well_while_its_loop_moves_or_a_handler_runs(
     """A handler has limits of its own; a loop that stands still has nobody else to notice."""
     seen: list[bool] = []
     handlers = Handlers()
-    handlers("k")(lambda context: seen.append(worker.is_well()))
+
+    @handlers("k")
+    def handle(context: Context) -> None:
+        seen.append(worker.is_well())
+
     worker = Worker(queue, handlers, clock=clock)
 
     def at_point(name: str) -> None:
