@@ -19,6 +19,7 @@ is available, and that delivery is no attempt.
 
 import json
 import os
+import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from itertools import islice
@@ -285,10 +286,7 @@ def _put_in(queue: Queue, tx: Transaction, source: str, job: Job, now_ms: int) -
         job_id = tx.insert(INSERT, values)
         for attempt in _attempts(job, now_ms):
             tx.change(INSERT_ATTEMPT, asdict(attempt) | {"job_id": job_id})
-    except Exception as error:
-        # SQLite's own word for a row that breaks the rules of the schema; the batch is rolled back.
-        if type(error).__name__ != "IntegrityError":
-            raise
+    except sqlite3.IntegrityError as error:  # The rules of the schema: the batch is rolled back.
         raise PayloadInvalid(f"job {job.id} of the export is refused ({error})") from error
     tx.change(REMEMBER, values | {"job_id": job_id})
     return ""

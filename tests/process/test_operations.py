@@ -159,7 +159,7 @@ def test_a_restore_is_refused_while_another_process_has_the_file(
 def test_the_log_lines_of_two_workers_in_one_file_are_whole(
     place: Path, processes: Processes
 ) -> None:
-    """Covers S1.3, S0.64, S0.73."""
+    """Covers S1.3, S1.6, S0.64, S0.73: whole lines, and workers that leave the CPU to others."""
     with Queue(place / "queue.db") as queue:
         for _ in range(30):
             queue.enqueue("fail", None, max_attempts=1)

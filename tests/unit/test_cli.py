@@ -125,6 +125,7 @@ def test_a_payload_over_the_limit_is_refused_with_the_remedy(run: Run) -> None:
 
 
 def test_status_counts_by_state_and_names_the_kinds_that_wait(run: Run) -> None:
+    """Covers S0.60, S2.36."""
     run("enqueue", "mail", "1")
     run("enqueue", "mail", "1", "--delay", "60")
     code, out, _ = run("status")
