@@ -25,7 +25,7 @@ import os
 import sqlite3
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -150,6 +150,7 @@ def _writer(path: Path) -> sqlite3.Connection:
     """Open the copy: nobody else knows of it, and it is synced as a whole at its end."""
     connection = sqlite3.connect(path, timeout=0, isolation_level=None)
     connection.execute("PRAGMA synchronous = OFF")
+    connection.execute("PRAGMA foreign_keys = ON")
     return connection
 
 
@@ -171,9 +172,7 @@ def _end_all_leases(copy: sqlite3.Connection, now_ms: int) -> None:
     copy.execute("BEGIN IMMEDIATE")
     copy.execute(RECORD_RELEASE, {"now_ms": now_ms})
     copy.execute(RELEASE, {"now_ms": now_ms})
-    copy.execute("DELETE FROM worker")
-    with suppress(sqlite3.OperationalError):  # Nobody has said its kinds in this file yet.
-        copy.execute("DELETE FROM worker_kind")
+    copy.execute("DELETE FROM worker")  # What hangs on a worker goes with it, by its foreign key.
     copy.execute("COMMIT")
 
 

@@ -1,5 +1,6 @@
 """The commands for whoever keeps the file: look after it, copy it, empty it, watch it."""
 
+import io
 import os
 import sys
 from contextlib import nullcontext
@@ -82,7 +83,7 @@ def print_metrics(
             }
         )
     else:
-        print(metrics.render(families), end="")
+        print(metrics.render(families), end="", file=_in_utf8(sys.stdout))
 
 
 def _keep(state: str) -> object:
@@ -180,7 +181,7 @@ def export_all(
         raise ValueError("--json and the lines can not share standard output: name a FILE")
     with (
         existing(db) as queue,
-        nullcontext(sys.stdout) if is_stdout else _opened(file, "x") as stream,
+        nullcontext(_in_utf8(sys.stdout)) if is_stdout else _opened(file, "x") as stream,
     ):
         number = transfer.export_jobs(queue, stream)
         if not is_stdout:
@@ -201,7 +202,7 @@ def import_all(
     """Put exported jobs in, each once however often it is run; the file is made if need be."""
     from killproof import transfer
 
-    source = nullcontext(sys.stdin) if str(file) == "-" else _opened(file, "r")
+    source = nullcontext(_in_utf8(sys.stdin)) if str(file) == "-" else _opened(file, "r")
     with source as lines, Queue(db, durability=cast(Durability | None, durability)) as queue:
         done = transfer.import_jobs(queue, lines)
     if as_json:
@@ -210,6 +211,13 @@ def import_all(
         print(f"imported {count_of(done.added, 'job')}, {done.known:,} were here already")
         for line, why in done.refused:
             print(f"killproof: line {line} is left out: {why}", file=sys.stderr)
+
+
+def _in_utf8(stream: TextIO) -> TextIO:
+    """Return a standard stream that speaks what the format says, whatever the terminal speaks."""
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(encoding="utf-8", errors="strict")
+    return stream
 
 
 def _opened(file: Path, mode: Literal["r", "x"]) -> TextIO:

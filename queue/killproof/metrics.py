@@ -22,7 +22,7 @@ from killproof.core.jobs import Queue
 #: What a scraper must be told: charset and version are part of the format.
 CONTENT_TYPE: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 WINDOW_SECONDS_DEFAULT: Final = 3_600.0
-#: Ended jobs of one state that are looked at: 0.1 s of reading.
+#: Ended jobs of one state that are looked at: a quarter of a second of reading.
 WINDOW_JOBS_MAX: Final = 100_000
 #: Kinds that get a line of their own; a series for each of a million kinds helps nobody.
 KINDS_MAX: Final = 200

@@ -246,3 +246,22 @@ def test_the_version_is_told_without_the_command_line_library(place: Path) -> No
     done = subprocess.run([sys.executable, "-c", code], cwd=place, capture_output=True, text=True)
 
     assert (done.returncode, done.stdout.split()[0]) == (0, "killproof"), done.stderr
+
+
+def test_what_programs_read_is_utf8_whatever_the_terminal_speaks(place: Path) -> None:
+    with Queue(place / "queue.db") as queue:
+        queue.enqueue("é\u20ac", "ü\u2028")
+    env = os.environ | {"PYTHONIOENCODING": "latin-1"}
+    answers = [
+        subprocess.run([sys.executable, "-m", "killproof", *command], cwd=place, check=True,
+                       capture_output=True, env=env, input=lines).stdout.decode("utf-8")
+        for command, lines in ((["metrics"], b""), (["export"], b""))
+    ]  # fmt: skip
+    command = [sys.executable, "-m", "killproof", "import", "-", "--db", "new.db"]
+    subprocess.run(command, cwd=place, check=True, env=env, input=answers[1].encode("utf-8"))
+
+    assert 'killproof_waiting_jobs{kind="é€"} 1' in answers[0]
+    with Queue(place / "new.db") as queue:
+        job = queue.get(1)
+        assert job is not None
+        assert (job.kind, job.payload) == ("é€", "ü\u2028")

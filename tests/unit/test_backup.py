@@ -114,7 +114,17 @@ def test_in_a_backup_nobody_works_and_no_attempt_was_lost(
         (1, "released", "BackedUp")
     ]
     assert read(path, "SELECT count(*) FROM worker") == [(0,)]
+    assert read(path, "SELECT count(*) FROM worker_kind") == [(0,)]
     queue.ack(lease)  # In the file itself nothing has changed for the one who works there.
+
+
+def test_the_applications_own_tables_are_copied_as_they_are(queue: Queue, folder: Path) -> None:
+    """Also one with the name of a table that killproof would like to have."""
+    with queue.transaction() as tx:
+        tx.execute("CREATE TABLE worker_kind (mine INTEGER)")
+        tx.execute("INSERT INTO worker_kind VALUES (7)")
+
+    assert read(back_up(queue, folder).path, "SELECT * FROM worker_kind") == [(7,)]
 
 
 def test_a_backup_is_written_down_in_the_file(
@@ -335,6 +345,21 @@ def test_a_backup_of_a_newer_killproof_is_refused(saved: str, place: Path) -> No
         connection.commit()
     with pytest.raises(FileRefused, match="schema version 99"):
         restore(saved, place / "new.db")
+
+
+def test_a_level_that_the_new_place_can_not_keep_is_refused(
+    saved: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(sqlite3.connect(saved)) as connection:
+        connection.execute("UPDATE killproof_setting SET value = 'power' WHERE name = 'durability'")
+        connection.commit()
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text("1 0 0:1 / / rw - tmpfs tmpfs rw\n")
+    monkeypatch.setattr("killproof.core.barrier.MOUNTS", mounts)
+    with pytest.raises(FileRefused, match="where fsync does nothing"):
+        restore(saved, place / "new.db")
+
+    assert not (place / "new.db").exists()
 
 
 def test_a_backup_can_not_be_restored_onto_itself(saved: str) -> None:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from killproof import Host, JobNotFound, Lease, ManualClock, Queue, listing, operations, presence
-from killproof.core import model
+from killproof.core import model, sync
 from killproof.explain import RULES, Explanation, Look, Reason, explain
+from killproof.worker import Handlers, Worker
 
 Sql = Callable[..., list[tuple[object, ...]]]
 
@@ -229,3 +230,48 @@ def test_a_rule_of_what_stands_above_is_one_function_more(queue: Queue) -> None:
 def test_a_job_that_is_not_there_is_named(queue: Queue) -> None:
     with pytest.raises(JobNotFound, match="no job 7"):
         explain(queue, 7)
+
+
+def test_a_worker_writes_its_kinds_down_once_when_it_has_nothing_to_do(
+    queue: Queue, clock: ManualClock, sql: Sql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handlers = Handlers()
+    handlers("mail")(lambda context: None)
+    worker = Worker(queue, handlers, clock=clock)
+    changes: list[object] = []
+
+    def at_point(name: str) -> None:
+        if name == "worker.idle":
+            changes.append(sql("PRAGMA data_version"))
+            if len(changes) == 3:
+                worker.stop()
+
+    monkeypatch.setattr(sync, "hook", at_point)
+    worker.run()
+
+    assert sql("SELECT kind FROM worker_kind") == [("mail",)]
+    assert changes[0] == changes[1] == changes[2]  # Nothing is written at the later looks.
+
+
+def test_a_worker_that_can_not_write_its_kinds_down_works_all_the_same(
+    queue: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with queue.transaction() as tx:
+        tx.execute("CREATE TABLE worker_kind (mine INTEGER)")
+    handlers = Handlers()
+    handlers("mail")(lambda context: "sent")
+    worker = Worker(queue, handlers, clock=clock)
+    idle: list[str] = []
+
+    def at_point(name: str) -> None:
+        if name == "worker.idle":
+            idle.append(name)
+            if len(idle) == 2:
+                worker.stop()
+            else:
+                queue.enqueue("mail", None)
+
+    monkeypatch.setattr(sync, "hook", at_point)
+    worker.run()
+
+    assert (queue.get(1) or pytest.fail("gone")).result == "sent"
