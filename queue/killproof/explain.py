@@ -228,7 +228,8 @@ def worker(look: Look) -> Iterator[Reason]:
     else:
         pids = ", ".join(str(one.pid) for one in able[:3])
         more = f" and {len(able) - 3} more" if len(able) > 3 else ""
-        text = f"it can be run by process {pids}{more}"
+        busy = all(one.leases for one in able)
+        text = f"it can be run by process {pids}{more}{', at work on other jobs' if busy else ''}"
         yield Reason(rule="worker", keeps=False, text=text)
         return
     remedy = f"start one that has a handler for {job.kind!r}: killproof work MODULE"

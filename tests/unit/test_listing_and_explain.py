@@ -185,6 +185,15 @@ def test_without_a_worker_for_its_kind_a_job_says_so(queue: Queue, worker: Queue
     assert kept_by(queue, job_id) == {"worker": "no worker runs"}
 
 
+def test_workers_that_are_all_busy_are_named_as_such(queue: Queue, worker: Queue) -> None:
+    queue.enqueue("k", 1)
+    claimed(worker)
+    job_id = queue.enqueue("k", 1)
+    texts = [reason.text for reason in explain(queue, job_id).reasons if reason.rule == "worker"]
+
+    assert texts == [f"it can be run by process {os.getpid()}, at work on other jobs"]
+
+
 def test_what_a_worker_said_goes_with_it(queue: Queue, worker: Queue, sql: Sql) -> None:
     presence.announce(worker, ["k"])
     assert sql("SELECT kind FROM worker_kind") == [("k",)]
