@@ -8,7 +8,7 @@ PAGES = README.md $(shell find docs -name '*.md')
 
 .DEFAULT_GOAL := help
 .PHONY: help install check check-all fresh lint format types imports cog cog-check test quick \
-    mutations report report-chaos report-contention clean
+    mutations backups report report-chaos report-contention clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,6 +66,9 @@ quick: ## What needs no processes: seconds.
 
 mutations: ## Take the core's guards away, one at a time, and see tests go red: minutes.
 	$(BIN)/python tests/mutations.py
+
+backups: ## A hundred backups in a row under load, each read back (half a minute).
+	KILLPROOF_TEST_BACKUPS=100 $(BIN)/pytest tests/process/test_operations.py -k under_load
 
 report: report-chaos report-contention ## Make reports/ anew from real runs (minutes).
 
