@@ -146,8 +146,10 @@ def test_an_export_reads_page_by_page(full: Queue, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(transfer, "BATCH_JOBS", 2)
     assert exported(full) == whole
     monkeypatch.setattr(transfer, "BATCH_CHARS", 1)
-
     assert exported(full) == whole
+
+    with full.database.read() as tx:
+        assert [job_id for job_id, _ in transfer._batch(tx, 0)] == [1]
 
 
 def test_a_damaged_row_does_not_close_the_way_out(queue: Queue, sql: Sql) -> None:
