@@ -16,12 +16,13 @@ import shlex
 import socket
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
 from types import TracebackType
 from typing import Final, Protocol, Self
 
 #: The watchdog thread looks up at least this often, to tell a stop without delay.
 LOOK_SECONDS_MAX: Final = 1.0
+#: How long a message waits for room in the manager's queue, which holds ten of them.
+SEND_SECONDS: Final = 0.1
 #: Seconds without a ping after which the unit's worker is killed.
 WATCHDOG_SECONDS: Final = 120
 #: What a worker needs beyond its grace time: to leave a hung handler behind, and to write outcomes.
@@ -40,7 +41,7 @@ def notify(message: str, environment: Mapping[str, str] = os.environ) -> bool:
         address = "\0" + address[1:]
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
-            sender.setblocking(False)
+            sender.settimeout(SEND_SECONDS)
             sender.sendto(message.encode(), address)
     except OSError:
         return False
@@ -91,8 +92,8 @@ class Supervision:
     ) -> None:
         self._over.set()
         if self._thread.is_alive():
-            with suppress(RuntimeError):
-                self._thread.join(LOOK_SECONDS_MAX)
+            self._thread.join(LOOK_SECONDS_MAX)
+            self.look()  # The worker may have left sooner than the thread looked.
 
     def look(self) -> None:
         """Send what is to be said now."""
@@ -103,6 +104,7 @@ class Supervision:
 
     def _watch(self) -> None:
         seconds = min(self._ping_seconds or LOOK_SECONDS_MAX, LOOK_SECONDS_MAX)
+        self.look()
         while not self._over.wait(seconds):
             self.look()
 

@@ -191,7 +191,7 @@ def test_systemd_is_told_of_a_worker_that_is_ready_lives_and_stops(
         worker = processes.start(
             *("-m", "killproof", "work", "jobs_here", "--grace", "0.1"),
             NOTIFY_SOCKET=str(place / "notify"),
-            WATCHDOG_USEC="100000",
+            WATCHDOG_USEC="10000000",
         )
         assert [manager.recv(100) for _ in range(2)] == [b"READY=1", b"WATCHDOG=1"]
         with Queue(place / "queue.db") as queue:
