@@ -98,6 +98,10 @@ def prune(
     dead: Annotated[str | None, _keep("died")] = None,
     cancelled: Annotated[str | None, _keep("were cancelled")] = None,
     expired: Annotated[str | None, _keep("expired")] = None,
+    effects: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Forget effects that were settled longer ago."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count, and delete nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -108,16 +112,25 @@ def prune(
     keep = {
         state: seconds_of(text, f"--{state}") for state, text in given.items() if text is not None
     }
-    if not keep:
+    if not keep and effects is None:
         raise ValueError("say what to prune: --succeeded 30d, --dead 90d, --cancelled, --expired")
     with existing(db) as queue, Steps("deleted", "jobs") as steps:
-        done = retention.prune(queue, keep, dry_run=dry_run, progress=steps.show)
+        done = retention.prune(
+            queue,
+            keep,
+            effects=None if effects is None else seconds_of(effects, "--effects"),
+            dry_run=dry_run,
+            progress=steps.show,
+        )
     if as_json:
         print_json(asdict(done))
         return
-    parts = ", ".join(f"{count:,} {state}" for state, count in done.deleted.items())
     words = "would delete" if dry_run else "deleted"
-    print(f"{words} {count_of(sum(done.deleted.values()), 'job')}: {parts}")
+    if keep:
+        parts = ", ".join(f"{done.deleted[state]:,} {state}" for state in keep)
+        print(f"{words} {count_of(sum(done.deleted[state] for state in keep), 'job')}: {parts}")
+    if effects is not None:
+        print(f"{words} {count_of(done.deleted['effects'], 'settled effect')}")
 
 
 @app.command("backup")

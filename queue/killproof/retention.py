@@ -3,7 +3,9 @@
 Old is counted from the *end* of a job (`finished_ms`): a job that waited a month and ended today is
 of today.  Jobs that have not ended are never touched, whatever their age; the statement names the
 four states that have.  A job takes its attempts with it; its effects stay in the ledger, because
-the record that a payment was made must outlive the job that made it.
+the record that a payment was made must outlive the job that made it.  They have a limit of their
+own, from the moment when they were settled: an effect that is forgotten is applied again when its
+key comes again.  What is in doubt is never forgotten, nor what a living job may ask for.
 
 It works in bounded steps: each is one short transaction, and between two of them everybody else has
 their turn at the lock.  Ended anywhere, it has done what it said so far, and can be run again.
@@ -25,7 +27,7 @@ PRUNE_BATCH: Final = 500
 class Pruned:
     """What a prune deleted, or would."""
 
-    deleted: dict[str, int]  #: jobs by state
+    deleted: dict[str, int]  #: jobs by state, and entries of the ledger as `effects`
     dry_run: bool
 
 
@@ -45,6 +47,7 @@ def prune(
     queue: Queue,
     keep: Mapping[str, float],
     *,
+    effects: float | None = None,
     dry_run: bool = False,
     progress: Callable[[int], object] | None = None,
 ) -> Pruned:
@@ -54,6 +57,8 @@ def prune(
         queue: where they are.
         keep: seconds to keep a job after its end, for each state that is to be pruned: `succeeded`,
             `dead`, `cancelled`, `expired`; a state that is not named is left alone.
+        effects: seconds to keep an entry of the effect ledger after it was settled; None is for
+            ever.
         dry_run: count, and delete nothing.
         progress: called after each step with the number deleted so far.
 
@@ -88,4 +93,49 @@ def prune(
                 progress(sum(deleted.values()))
             if count < PRUNE_BATCH:
                 break
+    if effects is not None:
+        before_ms = now_ms - model.to_ms(effects, "time to keep effects")
+        deleted["effects"] = _forget_effects(queue, before_ms, dry_run=dry_run)
     return Pruned(deleted=deleted, dry_run=dry_run)
+
+
+HAS_EFFECTS: Final = "SELECT 1 FROM killproof_schema WHERE component = 'effects'"
+
+# There is no index by age, and none is worth its writes: a step is so many entries in their order.
+
+LAST_OF_STEP: Final = """
+    SELECT scope, key FROM (SELECT scope, key FROM effect
+                             WHERE (scope, key) > (:scope, :key)
+                             ORDER BY scope, key LIMIT :limit)
+     ORDER BY scope DESC, key DESC LIMIT 1"""
+
+COUNT_EFFECTS: Final = """
+    SELECT count(*) FROM effect
+     WHERE (scope, key) > (:scope, :key) AND (scope, key) <= (:last_scope, :last_key)
+       AND state IN ('applied', 'rejected') AND settled_ms < :before_ms
+       AND NOT EXISTS (SELECT 1 FROM job WHERE job.id = effect.job_id AND finished_ms IS NULL)"""
+
+DELETE_EFFECTS: Final = """
+    DELETE FROM effect
+     WHERE (scope, key) > (:scope, :key) AND (scope, key) <= (:last_scope, :last_key)
+       AND state IN ('applied', 'rejected') AND settled_ms < :before_ms
+       AND NOT EXISTS (SELECT 1 FROM job WHERE job.id = effect.job_id AND finished_ms IS NULL)"""
+
+
+def _forget_effects(queue: Queue, before_ms: int, *, dry_run: bool) -> int:
+    """Go through the ledger step by step; return how many entries went, or would."""
+    if not queue.database.peek(HAS_EFFECTS):
+        return 0
+    forgotten = 0
+    values: dict[str, Value] = {"scope": "", "key": "", "limit": PRUNE_BATCH}
+    values["before_ms"] = before_ms
+    while found := queue.database.peek(LAST_OF_STEP, values):
+        values["last_scope"], values["last_key"] = found[0]
+        if dry_run:
+            ((count,),) = queue.database.peek(COUNT_EFFECTS, values)
+            forgotten += cast(int, count)
+        else:
+            with queue.transaction() as tx:
+                forgotten += tx.change(DELETE_EFFECTS, values)
+        values["scope"], values["key"] = found[0]
+    return forgotten

@@ -140,6 +140,7 @@ def test_prune_says_what_it_deletes_and_a_dry_run_what_it_would(run: Run, dead_o
         "dry_run": False,
     }
     assert run("jobs") == (0, "no jobs\n", "")
+    assert run("prune", "--effects", "1h")[1] == "deleted 0 settled effects\n"
 
 
 def test_a_backup_prints_its_path_and_restores_into_a_new_file(

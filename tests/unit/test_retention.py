@@ -1,11 +1,13 @@
 """What a prune deletes, and what it never touches."""
 
+import contextlib
 from collections.abc import Callable
 
 import pytest
 
 from killproof import Lease, ManualClock, Queue, retention
 from killproof.core import model
+from killproof.effects import Effect, Ledger, Rejected
 from killproof.retention import Pruned, prune
 
 Sql = Callable[..., list[tuple[object, ...]]]
@@ -106,3 +108,43 @@ def test_a_prune_goes_in_steps_and_leaves_the_lock_between_them(
 
     assert steps == [2, 4, 5]
     assert queue.counts()["available"] == 3
+
+
+def test_effects_are_forgotten_by_a_limit_of_their_own_and_never_in_doubt(
+    queue: Queue, clock: ManualClock, sql: Sql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is in doubt stays, and what a living job may ask for; a step is two entries here."""
+    monkeypatch.setattr(retention, "PRUNE_BATCH", 2)
+    assert prune(queue, {}, effects=0).deleted == {"effects": 0}  # No ledger yet.
+
+    def apply(key: str, function: Callable[[str], object] = str, *, ends: bool = True) -> None:
+        queue.enqueue("k", key, lease=10 * DAY)
+        lease = claimed(queue)
+        effect = Effect(scope="s", key=key, function=function, in_doubt="held")
+        with contextlib.suppress(TimeoutError, Rejected):
+            Ledger(queue, lease, clock=clock).apply(effect)
+        if ends:
+            queue.ack(lease)
+
+    def unanswered(key: str) -> None:
+        raise TimeoutError
+
+    def rejected(key: str) -> None:
+        raise Rejected
+
+    for number in range(5):
+        apply(f"old {number}")
+    apply("old rejected", rejected)
+    apply("in doubt", unanswered)
+    apply("of a living job", ends=False)
+    clock.advance(DAY)
+    apply("young")
+    clock.advance(1)
+
+    assert prune(queue, {}, effects=60, dry_run=True).deleted == {"effects": 6}
+    assert prune(queue, {}, effects=60).deleted == {"effects": 6}
+    assert sql("SELECT key FROM effect ORDER BY key") == [
+        ("in doubt",),
+        ("of a living job",),
+        ("young",),
+    ]
