@@ -21,6 +21,7 @@ than another job, and each fence is a million higher, so that a sink that has se
 not refuse what comes now.  docs/operations.md says what that means for effects and keys.
 """
 
+import errno
 import os
 import sqlite3
 import stat
@@ -45,6 +46,8 @@ FENCES_SKIPPED: Final = 1_000_000  # ... to one job,
 IDS_SKIPPED: Final = 1_000_000_000  # ... or to all: 2,000 a second for six days.
 #: Names that are tried when several backups fall into one millisecond.
 NAMES_MAX: Final = 1_000
+#: What file systems without hard links answer (FAT, some network and FUSE ones).
+NO_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 #: Where the latest backup is written down in the file, for `doctor`.
 SETTING: Final = "last_backup"
 
@@ -320,7 +323,12 @@ def _replace(partial: Path, place: Path, now_ms: int) -> str:
             if part != place and part.exists():
                 os.rename(part, f"{aside}{str(part).removeprefix(str(place))}")
         if place.exists():
-            os.link(place, aside)
+            try:
+                os.link(place, aside)
+            except OSError as error:
+                if error.errno not in NO_LINKS:
+                    raise
+                os.rename(place, aside)  # A kill before the next line leaves it under this name.
         os.replace(partial, place)
     barrier.sync_directory(str(place))
     return str(aside)
@@ -392,7 +400,10 @@ def _publish(partial: Path, names: Iterator[Path]) -> Path:
             os.link(partial, path)
         except FileExistsError:
             continue
-        except PermissionError:  # A file system without hard links: take the name, then fill it.
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
+            # Take the name, then fill it.
             try:
                 os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
             except FileExistsError:

@@ -1,5 +1,6 @@
 """A backup holds what was there and nothing else; a restore begins another history."""
 
+import errno
 import os
 import runpy
 import sqlite3
@@ -97,6 +98,25 @@ def test_a_file_that_is_there_is_never_replaced(queue: Queue, folder: Path) -> N
 
     assert taken.read_text() == "mine"
     assert done.path != str(taken)
+
+
+def test_nothing_is_replaced_on_a_file_system_without_hard_links_either(
+    queue: Queue, folder: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def link(source: object, target: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(os, "link", link)
+    queue.enqueue("k", 1)
+    first, second = back_up(queue, folder), back_up(queue, folder)
+    path = queue.path
+    queue.close()
+    done = restore(first.path, path, force=True)
+
+    assert first.path != second.path
+    assert sorted(os.listdir(folder)) == sorted(Path(one.path).name for one in (first, second))
+    assert read(str(done.replaced), "SELECT count(*) FROM job") == [(1,)]
+    assert read(second.path, "SELECT count(*) FROM job") == [(1,)]
 
 
 def test_in_a_backup_nobody_works_and_no_attempt_was_lost(
