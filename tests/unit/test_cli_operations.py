@@ -23,8 +23,8 @@ def as_json(answer: tuple[int, str, str]) -> Any:
 
 @pytest.fixture
 def dead_one(run: Run, place: Path) -> int:
-    """A job of kind `mail` that is a dead letter."""
-    with Queue(place / "queue.db") as queue:
+    """A job of kind `mail` that is a dead letter; no test here needs the disk to be waited for."""
+    with Queue(place / "queue.db", durability="process") as queue:
         job_id = queue.enqueue("mail", {"to": "x"})
         lease = queue.claim()
         assert lease is not None
