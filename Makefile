@@ -8,7 +8,7 @@ PAGES = README.md $(shell find docs -name '*.md')
 
 .DEFAULT_GOAL := help
 .PHONY: help install check check-all fresh lint format types imports cog cog-check test quick \
-    mutations backups report report-chaos report-contention clean
+    mutations report report-chaos report-contention clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -67,9 +67,6 @@ quick: ## What needs no processes: seconds.
 mutations: ## Take the core's guards away, one at a time, and see tests go red: minutes.
 	$(BIN)/python tests/mutations.py
 
-backups: ## A hundred backups in a row under load, each read back (half a minute).
-	KILLPROOF_TEST_BACKUPS=100 $(BIN)/pytest tests/process/test_operations.py -k under_load
-
 report: report-chaos report-contention ## Make reports/ anew from real runs (minutes).
 
 report-chaos: ## The harness on the queue, ten seeds: reports/chaos-proc.md and .html.
@@ -86,6 +83,10 @@ report-chaos: ## The harness on the queue, ten seeds: reports/chaos-proc.md and 
 
 report-contention: ## The queue beside a plain reference: reports/contention.md.
 	$(BIN)/killproof bench claim --rows 1000000 --stopped --report reports/contention.md
+
+.PHONY: backups
+backups: ## A hundred backups in a row under load, each read back (half a minute).
+	KILLPROOF_TEST_BACKUPS=100 $(BIN)/pytest tests/process/test_operations.py -k under_load
 
 clean: ## Remove what tools have left.
 	rm -rf .fresh .ci-venv .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis \
