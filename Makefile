@@ -61,6 +61,10 @@ cog-check: ## Fail when a generated part is stale.
 test: ## The whole suite, documents included.
 	$(BIN)/pytest
 
+.PHONY: backups
+backups: ## A hundred backups in a row under load, each read back (half a minute).
+	KILLPROOF_TEST_BACKUPS=100 $(BIN)/pytest tests/process/test_operations.py -k under_load
+
 quick: ## What needs no processes: seconds.
 	$(BIN)/pytest tests/unit tests/checkers tests/test_tidy.py
 
@@ -83,10 +87,6 @@ report-chaos: ## The harness on the queue, ten seeds: reports/chaos-proc.md and 
 
 report-contention: ## The queue beside a plain reference: reports/contention.md.
 	$(BIN)/killproof bench claim --rows 1000000 --stopped --report reports/contention.md
-
-.PHONY: backups
-backups: ## A hundred backups in a row under load, each read back (half a minute).
-	KILLPROOF_TEST_BACKUPS=100 $(BIN)/pytest tests/process/test_operations.py -k under_load
 
 clean: ## Remove what tools have left.
 	rm -rf .fresh .ci-venv .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis \
