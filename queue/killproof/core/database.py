@@ -185,6 +185,7 @@ class Database:
         self.bypasses = 0
         #: What deaths are seen by, and this process's own byte; set by `jobs`.
         self.liveness: Liveness | None = None
+        self._log_bytes_told = 2 * LOG_BYTES_KEPT
         self._dead = ""
         self._closed = False
         self.guard = threading.Lock()
@@ -436,9 +437,12 @@ class Database:
             raise
 
     def _checkpoint_due(self, handle: Handle) -> bool:
+        size = handle.log.log_bytes()
+        # A log that was cut back must not grow to its old size before growth counts again.
+        handle.log_bytes = min(handle.log_bytes, size)
         return (
             self.host.random.random() * self.checkpoint_commits < 1
-            or handle.log.log_bytes() - handle.log_bytes > LOG_GROWTH_BYTES
+            or size - handle.log_bytes > LOG_GROWTH_BYTES
         )
 
     def _checkpoint(self, handle: Handle) -> None:
@@ -467,10 +471,14 @@ class Database:
             # Only a process killed inside walRestartHdr leaves this behind; frames are invisible.
             self.fail(f"the index of the log is corrupt: {done} frames copied of {log}")
             raise StorageFailed(_failed[self.path])
-        if busy:
-            logger.debug(
-                "%s: checkpoint incomplete, a reader or another program is busy", self.path
-            )
+        if busy and handle.log_bytes > self._log_bytes_told:
+            # Every page since its snapshot stays in the log until a reader ends: said once, and
+            # again whenever the log has doubled.
+            self._log_bytes_told = 2 * handle.log_bytes
+            logger.warning(
+                "%s: the log has grown to %d bytes because somebody keeps reading or locks the "
+                "file: killproof doctor names who reads", self.path, handle.log_bytes
+            )  # fmt: skip
         sync.point("checkpoint.end")
 
     # Opening.
