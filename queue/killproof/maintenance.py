@@ -14,6 +14,10 @@ before the marker goes.
 
 import os
 import sqlite3
+import struct
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -40,6 +44,17 @@ WAL_RESET_FIXED: Final = (
 )
 #: A log larger than what is kept after a reset: a reader pins it, or nobody checkpoints.
 LOG_BYTES_WARN: Final = 2 * LOG_BYTES_KEPT
+#: Who holds a snapshot through so many looks, so far apart, is a reader that pins the log.
+LOOKS: Final = 4
+LOOK_SECONDS: Final = 0.03
+LOOK_SECONDS_MAX: Final = 10.0
+#: The bytes of the -shm file that stand for the five read marks.  Source: SQLite's wal.c,
+#: WALINDEX_LOCK_OFFSET and WAL_READ_LOCK.
+READ_MARKS: Final = range(123, 128)
+#: Prints the head of the -shm file: two copies of the header, then the checkpoint's information.
+READ_INDEX: Final = (
+    "import sys; sys.stdout.buffer.write(open(sys.argv[1], 'rb', buffering=0).read(136))"
+)
 #: Free space below which a checkpoint, which writes both files at once, may not fit.
 FREE_BYTES_WARN: Final = 1 << 30
 FREE_BYTES_FAIL: Final = 64 << 20
@@ -237,11 +252,70 @@ def _log(place: str) -> Check:
         size = os.stat(f"{place}-wal").st_size
     except FileNotFoundError:
         return Check(name="log", status="ok", text="no write-ahead log: nobody is connected")
+    text = f"write-ahead log of {_bytes(size)}{_pages(place)}"
+    readers = _readers(place)
+    if readers:
+        text += f"; read without a pause by {', '.join(readers)}"
     if size > LOG_BYTES_WARN:
         remedy = "end the program that keeps a read transaction open; look for stopped workers"
-        text = f"the write-ahead log has {_bytes(size)}: it is not being reset"
+        text += ": it is not being reset"
         return Check(name="log", status="warn", text=text, remedy=remedy)
-    return Check(name="log", status="ok", text=f"write-ahead log of {_bytes(size)}")
+    return Check(name="log", status="ok", text=text)
+
+
+def _pages(place: str) -> str:
+    """Return what the index of the log says about its pages; '' if it says nothing.
+
+    A process of its own reads the index: this one may hold connections, whose locks would be gone
+    when it closed that file.
+    """
+    command = [sys.executable, "-I", "-S", "-c", READ_INDEX, f"{place}-shm"]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=LOOK_SECONDS_MAX)
+        (logged,) = struct.unpack_from("=I", done.stdout, 16)  # mxFrame
+        (copied,) = struct.unpack_from("=I", done.stdout, 96)  # nBackfill
+    except (OSError, subprocess.TimeoutExpired, struct.error):
+        return ""
+    return f", {logged} pages in it, {copied} of them in the database already"
+
+
+def _readers(place: str) -> list[str]:
+    """Return who holds one snapshot for as long as this looks: `pid 123 (name)`.
+
+    A read transaction is a lock on one of five bytes of the index; the kernel lists it.  Workers
+    read for less than a millisecond at a time, so that several looks tell them apart.
+    """
+    held = _read_locks(place)
+    for _ in range(LOOKS - 1):
+        if not held:
+            break
+        time.sleep(LOOK_SECONDS)
+        held &= _read_locks(place)
+    return [f"pid {pid} ({_name_of(pid)})" for pid in sorted({pid for pid, _ in held})]
+
+
+def _read_locks(place: str) -> set[tuple[int, int]]:
+    """Return (pid, byte) of each read mark of the log that is locked now."""
+    try:
+        status = os.stat(f"{place}-shm")
+        lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return set()
+    device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    found = set()
+    for line in lines:
+        fields = line.split()
+        # "1: POSIX ADVISORY READ 123 fe:00:2179289 124 124"; who waits has an arrow in between.
+        if len(fields) == 8 and fields[1] == "POSIX" and fields[5] == device:
+            found |= {(int(fields[4]), byte) for byte in READ_MARKS if fields[6] == str(byte)}
+    return found
+
+
+def _name_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return "ended"
 
 
 def _contents(place: str, clock: Clock) -> Iterator[Check]:
