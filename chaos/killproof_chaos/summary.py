@@ -26,23 +26,35 @@ STORY_CHARS_MAX: Final = 300
 
 
 def headline(record: Mapping[str, Any]) -> str:
-    """Return the result in one sentence."""
-    counts, jobs = record["counts"], record["jobs"]
-    extent = (
-        f"in {counts.get('kills', 0):,} kills, {counts.get('pauses', 0):,} pauses, "
-        f"{jobs.get('enqueued', 0):,} jobs"
-    )
-    return sentence(record, extent)
-
-
-def sentence(record: Mapping[str, Any], extent: str) -> str:
     """Return the verdict in one sentence, over what the engine has tried ("in 212 kills")."""
+    extent = _extent(record)
     if record["verdict"] == "pass":
         return f"{record['target']}: no violation found {extent}"
     if record["verdict"] == "violated":
         broken = [n for n, found in record["properties"].items() if found["verdict"] == "violated"]
         return f"{record['target']}: violated {', '.join(broken)}, {extent}"
     return f"{record['target']}: unknown, {extent}"
+
+
+def _extent(record: Mapping[str, Any]) -> str:
+    """Return what was tried; the counts tell which engine it was."""
+    counts, jobs = record["counts"], record["jobs"]
+    if "images" in counts:
+        return (
+            f"in {counts['images']:,} power cuts ({counts['distinct']:,} distinct images), "
+            f"{counts['acknowledged']:,} acknowledgements"
+        )
+    if "errors" in counts:
+        operations = len(record["operations"])
+        return (
+            f"in {counts['kills']:,} kills and {counts['errors']:,} failed calls of "
+            f"{operations:,} {'operation' if operations == 1 else 'operations'}, "
+            f"{record['seconds']:.0f} s"
+        )
+    return (
+        f"in {counts.get('kills', 0):,} kills, {counts.get('pauses', 0):,} pauses, "
+        f"{jobs.get('enqueued', 0):,} jobs"
+    )
 
 
 def reasons(record: Mapping[str, Any]) -> list[str]:

@@ -3,7 +3,7 @@
 import pytest
 
 from killproof_chaos import targets
-from killproof_chaos.crash_command import choose, headline
+from killproof_chaos.crash_command import choose
 from killproof_chaos.engines.crash_lane import word_of
 from killproof_chaos.engines.crash_points import (
     NOTHING,
@@ -13,6 +13,7 @@ from killproof_chaos.engines.crash_points import (
     points_of,
     told_wrong,
 )
+from killproof_chaos.summary import headline
 from killproof_evidence.target import Definite, Indefinite
 
 CALLS = [("lock", "shm"), ("write", "wal"), ("unlock", "shm")]
@@ -129,10 +130,11 @@ def test_the_headline_says_in_how_many_points_nothing_was_found() -> None:
         "target": "minimal",
         "verdict": "pass",
         "counts": {"kills": 12, "errors": 3},
+        "jobs": {},
         "operations": [{}],
         "seconds": 2.2,
     }
 
     assert headline(record) == (
-        "minimal: no violation found in 12 kills and 3 failed calls of 1 operations, 2 s"
+        "minimal: no violation found in 12 kills and 3 failed calls of 1 operation, 2 s"
     )

@@ -35,6 +35,7 @@ from killproof_chaos.engines.crash_points import (
 from killproof_chaos.engines.crash_pool import Pool
 from killproof_chaos.engines.crash_scenarios import SCENARIOS
 from killproof_chaos.shim.build import ShimUnavailable, build
+from killproof_chaos.stores import run_record
 from killproof_chaos.targets import load
 from killproof_evidence.environment import environment
 from killproof_evidence.finding import PASS, UNKNOWN, VIOLATED, WITNESSES_MAX
@@ -58,7 +59,7 @@ class Turn:
     """How far the engine is."""
 
     done: int
-    of: int
+    total: int
     elapsed: float  #: seconds
     left: float  #: seconds, from the pace so far
     operation: str
@@ -99,6 +100,7 @@ class Engine:
         self._because: list[str] = []
         self._kept = 0
         self._began = time.monotonic()
+        self._started = time.time()
 
     def run(self) -> dict[str, Any]:
         """Make every point; return verdict.json, written.
@@ -182,7 +184,7 @@ class Engine:
     def _tell(self, point: Point, done: int, of: int) -> None:
         elapsed = time.monotonic() - self._began
         left = elapsed / done * (of - done)
-        turn = Turn(done=done, of=of, elapsed=elapsed, left=left, operation=point.operation)
+        turn = Turn(done=done, total=of, elapsed=elapsed, left=left, operation=point.operation)
         self._show(turn)
 
     def _replay(self, operation: str) -> str:
@@ -296,13 +298,15 @@ class Engine:
             argv += [word for name in self._operations for word in ("--operation", name)]
         if not self._errors:
             argv.append("--no-errors")
-        return {
-            "target": self._target.name,
-            "engine": "crash",
-            "argv": argv,
-            "environment": environment(self._store.path),
-            "replay": " ".join(argv),
-        }
+        record = run_record(
+            self._target,
+            "crash",
+            argv,
+            seed=None,
+            started=self._started,
+            problems=self._because,
+        )
+        return record | {"environment": environment(self._store.path)}
 
     def _discard(self) -> None:
         """Keep the stores of the points that are no pass, and only so many."""

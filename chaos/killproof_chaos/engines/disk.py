@@ -29,6 +29,7 @@ from killproof_chaos.engines.disk_model import Policy, Tape, World, compile_tape
 from killproof_chaos.engines.disk_pool import CheckFailed, Image, Work, check_all
 from killproof_chaos.engines.disk_record import Recording, database_name, load, record
 from killproof_chaos.shim.build import ShimUnavailable
+from killproof_chaos.stores import run_record
 from killproof_evidence.environment import environment
 from killproof_evidence.judge import PROPERTIES
 from killproof_evidence.store import Store, write_json
@@ -356,23 +357,18 @@ def _written(
     store: Store, options: Options, verdict: dict[str, Any], started: float
 ) -> dict[str, Any]:
     """Write run.json, contract.toml and verdict.json; return the verdict."""
-    store.write_contract(targets.load(options.target).contract)
-    store.write_run(
-        {
-            "target": options.target,
-            "engine": "disk",
-            "seed": options.seed,
-            "argv": options.argv(),
-            "options": asdict(options),
-            "started": started,
-            "ended": time.time(),
-            "contract": "contract.toml",
-            "environment": verdict["environment"],
-            "counts": verdict["counts"],
-            "problems": verdict["unknown_because"],
-            "replay": verdict["replay"],
-        }
+    target = targets.load(options.target)
+    store.write_contract(target.contract)
+    run = run_record(
+        target,
+        "disk",
+        options.argv(),
+        seed=options.seed,
+        started=started,
+        problems=verdict["unknown_because"],
     )
+    run["options"] = asdict(options)
+    store.write_run(run | {name: verdict[name] for name in ("environment", "counts")})
     write_json(store.verdict, verdict)
     return verdict
 

@@ -70,7 +70,6 @@ def finish(
     found = environment(store.path, durability=durability)
     run["environment"] = found
     run["counts"] = _counts(store)
-    run["contract"] = "contract.toml"
     run["files"] = store.sizes()
     run["obligations"]["hit"] = coverage.hit(store, options, run)
     store.write_run(run)

@@ -26,6 +26,7 @@ from killproof_chaos.engines.starvation import StarvationWatch
 from killproof_chaos.nemesis import Nemesis
 from killproof_chaos.phases import Board
 from killproof_chaos.plan import STRETCH, Options, Plan
+from killproof_chaos.stores import run_record
 from killproof_evidence.contract import TERMINAL
 from killproof_evidence.store import Store
 from killproof_evidence.target import Target
@@ -132,22 +133,22 @@ class Engine:
             self._place,
             self._database,
             self._options,
-            {
-                "target": self._target.name,
-                "engine": "proc",
-                "seed": self._options.seed,
-                "argv": self._options.argv(),
-                "started": started,
-                "ended": time.time(),
+            run_record(
+                self._target,
+                "proc",
+                self._options.argv(),
+                seed=self._options.seed,
+                started=started,
+                problems=self._problems,
+                replay=f"killproof chaos replay {self._options.token()}",
+            )
+            | {
                 "chosen_nemeses": list(self._options.nemeses),
                 "obligations": {"obliged": obliged},
                 "drained": drained,
                 "not_drained_because": reason,
                 "interrupted": interrupted,
-                "problems": self._problems,
                 "hits": dict(self._nemesis.hits),
-                "replay": f"killproof chaos replay {self._options.token()}",
-                "broken": self._target.broken,
             }
             | starved,
         )
