@@ -147,7 +147,8 @@ def refusal(path: str, durability: str) -> str | None:
             f"{path} is on {kind}: the log needs shared memory, which a network or FUSE "
             "file system does not give; use a local disk"
         )
-    if durability == "power" and (kind in RAM_KINDS or "volatile" in options):
+    # The second spelling is that of newer kernels (seen on 6.18).
+    if durability == "power" and (kind in RAM_KINDS or options & {"volatile", "fsync=volatile"}):
         return (
             f"{path} is on {kind}, where fsync does nothing: "
             "use a disk, or say that it need not survive a power cut (durability='process', "
