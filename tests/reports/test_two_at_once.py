@@ -227,21 +227,13 @@ class JoinsTheWorkers(Queue):
     """Its stalled-job query joins on the workers' table."""
 
 
-class NamedIdentity(_Identity):
-    """An identity that a restarted worker has again."""
-
-    def __init__(self, liveness: Any) -> None:
-        super().__init__(liveness)
-        self.id = "0123456789abcdef" * 2
-
-
 @without(REGISTER=("OR IGNORE", "OR REPLACE"))
 class ReusesItsName(Queue):
     """A restarted worker registers under the name of its former life."""
 
     def _register(self, tx: Any, *, again: bool) -> str:
         if self._identity is None:
-            self._identity = NamedIdentity(self._liveness())
+            self._identity = _Identity(self._liveness(), "0123456789abcdef" * 2)
             again = True
         return super()._register(tx, again=again)
 
