@@ -440,10 +440,8 @@ class Database:
         size = handle.log.log_bytes()
         # A log that was cut back must not grow to its old size before growth counts again.
         handle.log_bytes = min(handle.log_bytes, size)
-        return (
-            self.host.random.random() * self.checkpoint_commits < 1
-            or size - handle.log_bytes > LOG_GROWTH_BYTES
-        )
+        has_grown = size - handle.log_bytes > LOG_GROWTH_BYTES
+        return self.host.random.random() * self.checkpoint_commits < 1 or has_grown
 
     def _checkpoint(self, handle: Handle) -> None:
         """Move the log into the database, under the turnstile and with SQLite's writer lock.
