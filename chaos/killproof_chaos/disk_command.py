@@ -22,6 +22,7 @@ from killproof_chaos.command import (
 )
 from killproof_chaos.engines import disk
 from killproof_chaos.engines.disk_model import Policy
+from killproof_chaos.engines.disk_verdict import Options, Turn
 from killproof_evidence.judge import render_rows
 from killproof_evidence.store import Store
 
@@ -29,6 +30,8 @@ from killproof_evidence.store import Store
 POINTS: Final = 1_000
 #: Enough for checkpoints and new logs, few enough for a file that is copied in a millisecond.
 JOBS: Final = 80
+#: Fewer hardly meet everything that a run must have seen.
+JOBS_MIN: Final = 20
 JOBS_MAX: Final = 10_000
 SEED_MAX: Final = 2**32 - 1
 
@@ -45,6 +48,9 @@ def cut(
         int | None, typer.Option(help="Decides jobs and drawn policies; drawn when not given.")
     ] = None,
     jobs: Annotated[int, typer.Option(help="Jobs of the recorded run.")] = JOBS,
+    fail_fast: Annotated[
+        bool, typer.Option(help="Stop at the first image that breaks a promise.")
+    ] = False,
     store: StoreOption = None,
     unknown: UnknownOption = None,
     junit: JunitOption = None,
@@ -56,12 +62,13 @@ def cut(
     afterwards. The policies say what the disk keeps of that which no sync had made durable: keep
     all, drop all, a random subset, torn sectors, or the data without names and sizes.
     """
-    options = disk.Options(
+    options = Options(
         target=target,
         points=points_of(points),
         policies=policies_of(policy),
         seed=within("seed", disk.drawn_seed() if seed is None else seed, 0, SEED_MAX),
-        jobs=within("jobs", jobs, 4, JOBS_MAX),
+        jobs=within("jobs", jobs, JOBS_MIN, JOBS_MAX),
+        fail_fast=fail_fast,
     )
     ending = Ending(unknown=unknown, junit=junit, as_json=as_json)
     seed_text = str(options.seed)
@@ -142,7 +149,7 @@ def figures(record: dict[str, Any]) -> list[str]:
     return lines + summary.figures(record)
 
 
-def text_of(turn: disk.Turn) -> str:
+def text_of(turn: Turn) -> str:
     """Return how far the engine is, and how long it still takes."""
     if turn.phase == "record":
         return "recording a run"

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from killproof_chaos.engines.disk_model import Policy
 from killproof_chaos.shim.build import ShimUnavailable, build
 
 SECONDS_MAX = 90.0
@@ -62,7 +63,7 @@ def test_a_queue_that_syncs_before_it_answers_loses_nothing(place: Path, target:
 
     assert verdict["properties"]["P1"]["verdict"] == "pass"
     assert verdict["properties"]["P1"]["figures"]["images_lost"] == 0
-    assert verdict["counts"]["images"] == 40 * 5
+    assert verdict["counts"]["images"] == 40 * len(Policy)
     assert 1 < verdict["counts"]["distinct"] <= verdict["counts"]["images"]
 
 
@@ -142,7 +143,7 @@ def test_without_a_compiler_the_verdict_is_unknown_and_names_the_remedy(place: P
         (("--points", "some"), "--points 'some' is neither all nor a number from 1"),
         (("--policy", "melt"), "--policy 'melt' is unknown: use keep, drop"),
         (("--policy", ","), "--policy ',' names none"),
-        (("--jobs", "1"), "--jobs 1 must be an integer from 4"),
+        (("--jobs", "1"), "--jobs 1 must be an integer from 20"),
         (("--target", "nothing"), "target 'nothing' is unknown"),
     ],
 )

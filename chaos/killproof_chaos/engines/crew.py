@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -58,8 +58,24 @@ class Process:
 class Crew:
     """Starts, watches and ends the processes; every method is called by the supervisor's loop."""
 
-    def __init__(self, store: Store, place: Path, target: str, board: Board) -> None:
-        """Start the warm server for this target; `warm` waits until it is ready."""
+    def __init__(
+        self,
+        store: Store,
+        place: Path,
+        target: str,
+        board: Board,
+        *,
+        beneath: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start the warm server for this target; `warm` waits until it is ready.
+
+        Args:
+            store: of the run.
+            place: the folder of the queue.
+            target: its name.
+            board: where the processes say what they do.
+            beneath: environment that must be there before a process begins, such as the shim's.
+        """
         self.board = board
         self.alive: dict[int, Process] = {}
         self._store = store
@@ -82,6 +98,7 @@ class Crew:
             self._server = subprocess.Popen(
                 [sys.executable, "-m", "killproof_chaos.engines.warm", *words],
                 pass_fds=[theirs.fileno()],
+                env=os.environ | (beneath or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -103,7 +120,7 @@ class Crew:
     def spawn(self, base: str, role: str, **rest: Any) -> Process:
         """Ask the server for a process; it is `running` once it has opened the queue."""
         life = self._lives[base] = self._lives.get(base, 0) + 1
-        slot = self._slots.setdefault(base, len(self._slots))
+        slot = self.slot_of(base)
         process = Process(
             base=base, name=f"{base}.{life}", role=role, slot=slot, born_ns=time.monotonic_ns()
         )
@@ -147,6 +164,10 @@ class Crew:
             if process.state == "starting" and self.board.is_ready(process.slot, process.pid):
                 process.state = "running"
         return ended
+
+    def slot_of(self, base: str) -> int:
+        """Return the slot that every life of this process has on the board."""
+        return self._slots.setdefault(base, len(self._slots))
 
     @property
     def all_born(self) -> bool:

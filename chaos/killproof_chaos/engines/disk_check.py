@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from killproof.core.clock import ManualClock
 from killproof.core.host import Host, KernelLocks
+from killproof_chaos.engines.disk_client import add_effects
 from killproof_evidence.contract import TERMINAL, Contract
 from killproof_evidence.evidence import payload_digest
 from killproof_evidence.target import AuditMapping, Target, level
@@ -36,7 +37,7 @@ ENDING: Final = frozenset({"nack", "release", "snooze"})
 class Told:
     """What a client knew: an operation that had returned, in the order of the notes."""
 
-    f: str  #: enqueue, claim, ack, nack, release, snooze, cancel
+    f: str  #: enqueue, claim, ack, nack, release, snooze, cancel, replay
     job: str  #: the queue's id
     fence: int | None = None
     value: object = None
@@ -71,6 +72,7 @@ class Row:
     fence: int | None = None
     key: str | None = None
     payload: str | None = None  #: JSON text
+    forgiven: int | None = None  #: a replay makes it at least 1
 
 
 class VouchingLocks(KernelLocks):
@@ -122,23 +124,51 @@ class Checker:
         self._bodies: dict[str, tuple[Mapping[str, Any], str]] = {}
         self._mapping: AuditMapping | None = target.audit
 
-    def check(self, image: Mapping[str, bytes]) -> Outcome:
-        """Lay the image out, open it, and say what is wrong with it."""
+    def check(self, image: Mapping[str, bytes], *, prepared: bool = True) -> Outcome:
+        """Lay the image out, open it, and say what is wrong with it.
+
+        Args:
+            image: the files by name.
+            prepared: whether the queue had been made when the power was cut. Else it may be made
+                again, as whoever was making it would.
+        """
         lay_out(self._place, image)
-        broken: list[Broken] = []
         try:
-            with self._opened() as (queue, recover):
-                before, after = self._look(recover, queue, broken)
+            return self._found()
         except Exception as error:
             # Whatever the target raises on a file that a power cut left is the finding itself.
-            story = f"the file does not open after the cut: {type(error).__name__}: {error}"
-            broken.append(Broken(promise="P16", job=None, story=story[:500]))
-            facts = range(len(self._told))
-            lost = tuple(n for n in facts if self._told[n] is not None)[:FINDINGS_MAX]
-            return Outcome(unhonoured=lost, broken=tuple(broken), opens=False, jobs=0)
+            if prepared:
+                return self._unopened(error)
+        lay_out(self._place, image)
+        try:
+            self._make_again()
+            return self._found()
+        except Exception as error:
+            return self._unopened(error)
+
+    def _found(self) -> Outcome:
+        broken: list[Broken] = []
+        with self._opened() as (queue, recover):
+            before, after = self._look(recover, queue, broken)
         unhonoured = tuple(self._unhonoured(before, after))
         kept = tuple(broken[:FINDINGS_MAX])
         return Outcome(unhonoured=unhonoured, broken=kept, opens=True, jobs=len(before))
+
+    def _unopened(self, error: Exception) -> Outcome:
+        story = f"the file does not open after the cut: {type(error).__name__}: {error}"
+        broken = Broken(promise="P16", job=None, story=story[:500])
+        facts = range(len(self._told))
+        lost = tuple(n for n in facts if self._told[n] is not None)[:FINDINGS_MAX]
+        return Outcome(unhonoured=lost, broken=(broken,), opens=False, jobs=0)
+
+    def _make_again(self) -> None:
+        if level(self._target) >= 2:
+            with self._opened():  # It makes what is missing; `prepare` would want a real disk.
+                pass
+        else:
+            self._target.prepare(self._place)
+        if self._contract.promised("P6") == "transaction":
+            add_effects(self._database)
 
     @contextmanager
     def _opened(self) -> Iterator[tuple[Any, Callable[[], None]]]:
@@ -181,22 +211,25 @@ class Checker:
             return {
                 str(row.id): Row(
                     id=str(row.id), state=row.state, fence=row.fence, key=row.key,
-                    payload=json.dumps(row.payload, ensure_ascii=False),
+                    payload=json.dumps(row.payload, ensure_ascii=False), forgiven=row.forgiven,
                 )
                 for row in self._target.snapshot(self._place)
             }  # fmt: skip
         # The mapping's expressions are over NEW; here every row of the table is one.
         payload = mapping.payload if payloads else None
-        columns = (mapping.id, mapping.state, mapping.fence, mapping.key, payload)
+        columns = (
+            mapping.id, mapping.state, mapping.fence, mapping.key, mapping.forgiven, payload
+        )  # fmt: skip
         select = ", ".join(column or "NULL" for column in columns)
         query = f"SELECT {select} FROM {mapping.table} AS NEW"  # noqa: S608 - the adapter's words
         words = mapping.states
         return {
             str(id_): Row(
-                id=str(id_), state=words.get(state, state), fence=fence, key=key, payload=payload
+                id=str(id_), state=words.get(state, state), fence=fence, key=key, payload=payload,
+                forgiven=forgiven,
             )
-            for id_, state, fence, key, payload in db.execute(query)
-        }
+            for id_, state, fence, key, forgiven, payload in db.execute(query)
+        }  # fmt: skip
 
     def _body(self, row: Row) -> tuple[Mapping[str, Any], str]:
         """Return a row's payload and its digest; the same text is decoded once."""
@@ -226,6 +259,9 @@ class Checker:
             return row.state == "succeeded" and after[fact.job].state == "succeeded"
         if fact.f == "cancel":
             return fact.value is not True or row.state == "cancelled"
+        if fact.f == "replay":
+            # Its new attempts may have ended, even in the dead letters: what it leaves is this.
+            return fact.value is not True or row.forgiven is None or row.forgiven > 0
         if fact.f in ENDING:
             return row.state != "leased" or row.fence != fact.fence
         return True

@@ -10,8 +10,9 @@ of them, the files that a power cut would leave under a policy. The rules:
 - A name (open that creates, rename, unlink, link) is durable when a sync of its folder, begun after
   it, has ended. ext4 keeps more than that; a queue should not need it.
 - A file is its key, not its name: a -wal that was deleted and made again is another file.
-- A write without a logged end belongs to a killed process. Two worlds: it never happened, or it
-  happened at once.
+- A call without a logged end belongs to a killed process. What it did may be settled by other
+  evidence (`disk_settle`); else two worlds are tried: it never happened, or it happened at once.
+- A folder's name is pending like any other; without it goes all that is in it.
 
 What is not a disk's is left out: the -shm and the files that are only locks.
 """
@@ -45,6 +46,8 @@ class Policy(StrEnum):
     SUBSET = "subset"  #: each write by a coin; names up to a random one
     TORN = "torn"  #: each 512-byte sector by a coin; names up to a random one
     METADATA = "metadata"  #: data is there; names, sizes and truncations may be missing
+    LATE = "late"  #: only the newest of it, from a random one on; no names
+    FILES = "files"  #: each file by a coin, all of it or nothing; names up to a random one
 
 
 class World(StrEnum):
@@ -71,7 +74,8 @@ class Change:
 class Move:
     """A change of names: each name in `names` becomes a name of that key, or of none."""
 
-    seq: int  #: record at which it had ended
+    seq: int  #: record at which it began; of an open that creates, at which it had ended
+    end: int  #: record at which it had ended
     names: tuple[tuple[str, FileKey | None], ...]
 
 
@@ -96,7 +100,8 @@ class Tape:
     initial: Mapping[str, tuple[FileKey, bytes]]
     steps: tuple[Step, ...]
     notes: tuple[Note, ...]
-    unended: int  #: writes without a logged end; with any, both worlds are to be tried
+    unended: int  #: calls of which nobody knows what they did; with any, try both worlds
+    made: frozenset[str] = frozenset()  #: folders that were made; without them goes what is in them
 
     def notes_before(self, step: int) -> int:
         """Return how many notes precede the step after this one: the disk is the same until it."""
@@ -119,6 +124,7 @@ def compile_tape(
     root: str,
     initial: Mapping[str, tuple[FileKey, bytes]],
     world: World = World.HAPPENED,
+    settled: Mapping[tuple[int, int], int] | None = None,
 ) -> Tape:
     """Turn the records into steps.
 
@@ -127,17 +133,23 @@ def compile_tape(
         root: the folder that was watched, real path; names are relative to it.
         initial: the files that were there, and durable, before the first record.
         world: what a write without an end did.
+        settled: of calls without an end, (slot, call) -> how many bytes they wrote after all, or 1
+            for a name that they changed; the others are the world's.
     """
     everything = list(records)
     ends = {(r.slot, r.call): r for r in everything if isinstance(r, End)}
-    compiler = _Compiler(root=root, ends=ends, world=world)
+    compiler = _Compiler(root=root, ends=ends, world=world, settled=settled or {})
     compiler.names = {name: key for name, (key, _) in initial.items()}
     for record in everything:
         compiler.take(record)
     compiler.steps.sort(key=lambda step: step.seq)
     notes = tuple(record for record in everything if isinstance(record, Note))
     return Tape(
-        initial=dict(initial), steps=tuple(compiler.steps), notes=notes, unended=compiler.unended
+        initial=dict(initial),
+        steps=tuple(compiler.steps),
+        notes=notes,
+        unended=compiler.unended,
+        made=frozenset(compiler.made),
     )
 
 
@@ -148,10 +160,12 @@ class _Compiler:
     root: str
     ends: Mapping[tuple[int, int], End]
     world: World
+    settled: Mapping[tuple[int, int], int]
     names: dict[str, FileKey] = field(default_factory=dict)
     begins: dict[tuple[int, int], Begin] = field(default_factory=dict)
     folders: dict[FileKey, str] = field(default_factory=dict)
     gone: set[FileKey] = field(default_factory=set)
+    made: set[str] = field(default_factory=set)
     steps: list[Step] = field(default_factory=list)
     unended: int = 0
 
@@ -173,20 +187,18 @@ class _Compiler:
         if begin.file in NOT_ON_DISK or (end is not None and not end.is_done):
             return
         if begin.kind not in (Kind.WRITE, Kind.TRUNCATE, Kind.ALLOCATE):
-            if end is None and begin.kind in NAMES:
-                self.unended += 1
-                if self.world is World.HAPPENED:
-                    self._rename(begin, begin.seq, begin.key)
+            # At once, not when its end was logged: another process may have bound the name since.
+            if begin.kind in NAMES and (end is not None or self._happened(begin)):
+                self._rename(begin, begin.seq if end is None else end.seq)
             return
-        if end is None:
-            self.unended += 1
-            # Appended by a killed process: nobody knows where; it was never acknowledged either.
-            if self.world is World.NEVER or (begin.kind == Kind.WRITE and begin.at < 0):
-                return
+        happened = 0 if end is not None else self._happened(begin)
+        # Appended by a killed process: nobody knows where; it was never acknowledged either.
+        if end is None and (not happened or (begin.kind == Kind.WRITE and begin.at < 0)):
+            return
         ended = begin.seq if end is None else end.seq
         at = begin.at if end is None else end.at
         if begin.kind == Kind.WRITE:
-            done = len(begin.data) if end is None else end.result
+            done = happened if end is None else end.result
             change = Change(seq=begin.seq, end=ended, key=begin.key, at=at, data=begin.data[:done])
         else:
             grows = begin.kind == Kind.ALLOCATE
@@ -196,8 +208,17 @@ class _Compiler:
             )
         self.steps.append(change)
 
+    def _happened(self, begin: Begin) -> int:
+        """Return how much a call without an end did: bytes of a write, else 1 or 0."""
+        known = self.settled.get((begin.slot, begin.call))
+        if known is not None:
+            return known
+        self.unended += 1
+        everything = len(begin.data) if begin.kind == Kind.WRITE else 1
+        return everything if self.world is World.HAPPENED else 0
+
     def _end(self, begin: Begin, end: End) -> None:
-        """Names and syncs take effect where the call has returned."""
+        """Syncs and new names take effect where the call has returned."""
         if end.kind in SYNCS:
             folder = self.folders.get(begin.key)
             if begin.file == File.DIRECTORY and folder is None:
@@ -214,17 +235,20 @@ class _Compiler:
                 self.steps.append(
                     Change(seq=end.seq, end=end.seq, key=end.key, at=0, data=b"", size=0)
                 )
-        elif end.kind in NAMES and begin.file not in NOT_ON_DISK:
-            self._rename(begin, end.seq, begin.key)
+        elif end.kind == Kind.MKDIR:
+            name = self._name(begin.path)
+            self.made.add(name)
+            self.folders[end.key] = name
+            self.steps.append(Move(seq=end.seq, end=end.seq, names=((name, end.key),)))
 
     def _bind(self, seq: int, name: str, key: FileKey) -> None:
         # A file that lost its name gets none by an open: that open's end was only logged late.
         if key not in self.gone and key != NO_KEY:
             self.names[name] = key
-            self.steps.append(Move(seq=seq, names=((name, key),)))
+            self.steps.append(Move(seq=seq, end=seq, names=((name, key),)))
 
-    def _rename(self, begin: Begin, seq: int, key: FileKey) -> None:
-        source, target = self._name(begin.path), self._name(begin.target)
+    def _rename(self, begin: Begin, end: int) -> None:
+        source, target, key = self._name(begin.path), self._name(begin.target), begin.key
         known = self.names.get(source, None if key == NO_KEY else key)
         changed: list[tuple[str, FileKey | None]] = []
         if begin.kind in (Kind.RENAME, Kind.UNLINK):
@@ -236,7 +260,7 @@ class _Compiler:
             changed.append((target, known))
         elif known is not None and known not in self.names.values():
             self.gone.add(known)
-        self.steps.append(Move(seq=seq, names=tuple(changed)))
+        self.steps.append(Move(seq=begin.seq, end=end, names=tuple(changed)))
 
     def _name(self, path: str) -> str:
         return os.path.normpath(path).removeprefix(self.root).lstrip("/") if path else ""
@@ -294,10 +318,21 @@ class Disk:
         names = dict(self._names)
         for move in self._moves_kept(policy, source):
             _rebind(names, move)
+        made = self._tape.made
+        lost = [f"{name}/" for name in made if name not in names]
+        late = self._late_from(source) if policy is Policy.LATE else 0
         return {
-            name: _content(self._contents.get(key), policy, source)
+            name: _content(self._contents.get(key), policy, source, late)
             for name, key in sorted(names.items())
+            if name not in made and not name.startswith(tuple(lost))
         }
+
+    def keys(self) -> dict[str, FileKey]:
+        """Return the file under each name, as a process sees them now."""
+        names = dict(self._names)
+        for move in self._moves:
+            _rebind(names, move)
+        return names
 
     @property
     def pending(self) -> int:
@@ -322,7 +357,7 @@ class Disk:
         left = []
         for move in self._moves:
             folders = {_folder(name) for name, _ in move.names}
-            if move.seq < sync.began and folders == {sync.folder}:
+            if move.end < sync.began and folders == {sync.folder}:
                 _rebind(self._names, move)
             else:
                 left.append(move)
@@ -332,9 +367,19 @@ class Disk:
         """Return which pending names are on the disk: a folder's changes get there in order."""
         if policy is Policy.KEEP:
             return self._moves
-        if policy is Policy.DROP or not self._moves:
+        if policy in (Policy.DROP, Policy.LATE) or not self._moves:
             return []
         return self._moves[: source.randint(0, len(self._moves))]
+
+    def _late_from(self, source: random.Random) -> int:
+        """Return the record of the first pending write that the policy `late` keeps."""
+        found = sorted(
+            pending.change.seq
+            for content in self._contents.values()
+            for pending in content.later
+            if not pending.durable
+        )
+        return source.choice(found) if found else 0
 
 
 def digest(image: Mapping[str, bytes]) -> bytes:
@@ -359,14 +404,15 @@ def _rebind(names: dict[str, FileKey], move: Move) -> None:
             names[name] = key
 
 
-def _content(content: _Content | None, policy: Policy, source: random.Random) -> bytes:
+def _content(content: _Content | None, policy: Policy, source: random.Random, late: int) -> bytes:
     if content is None:
         return b""
     if not content.later:
         return bytes(content.base)
     made = bytearray(content.base)
+    whole = policy is Policy.KEEP or (policy is Policy.FILES and source.random() < 0.5)
     for pending in content.later:
-        if pending.durable or policy is Policy.KEEP:
+        if pending.durable or whole or (policy is Policy.LATE and pending.change.seq >= late):
             _apply(made, pending.change)
         elif policy is Policy.SUBSET:
             if source.random() < 0.5:

@@ -1,7 +1,7 @@
 """Images checked side by side: one forked process for each core, each with a disk of its own.
 
-A process plays the tape forward only, so it is handed chunks of points in rising order; what the
-parent has read (the log, the target's modules) it shares without copying. Nothing is started
+A process plays the tape forward, and from the beginning when it is handed an earlier point; what
+the parent has read (the log, the target's modules) it shares without copying. Nothing is started
 twice, and an image costs neither an interpreter nor an import.
 """
 
@@ -20,6 +20,10 @@ from killproof_evidence.target import Target
 
 #: Points handed out at once: few enough to end together, enough not to wait for the next.
 CHUNK_POINTS: Final = 8
+
+
+#: What was found in an image, by its digest and whether the queue had been made by then.
+Seen = dict[tuple[bytes, bool], Outcome]
 
 
 class CheckFailed(RuntimeError):
@@ -49,6 +53,7 @@ class Work:
     policies: tuple[Policy, ...]
     seed: int
     database: str  #: name of the SQLite file
+    prepared: int  #: number of the note at which the queue had been made
     folder: Path  #: where images are laid out, in RAM if there is any
 
 
@@ -108,7 +113,7 @@ def _work(channel: Connection, work: Work, place: Path) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends this one.
     checker = Checker(work.target, place, work.told, database=work.database)
     disks: dict[World, Disk] = {}
-    seen: dict[bytes, Outcome] = {}
+    seen: Seen = {}
     while (chunk := channel.recv()) is not None:
         try:
             found = [
@@ -128,21 +133,24 @@ def _images(
     step: int,
     disks: dict[World, Disk],
     checker: Checker,
-    seen: dict[bytes, Outcome],
+    seen: Seen,
 ) -> Iterator[Image]:
     tape = work.tapes[world]
-    disk = disks.setdefault(world, Disk(tape))
+    if world not in disks or disks[world].step > step:
+        disks[world] = Disk(tape)
+    disk = disks[world]
     disk.play(step)
     notes, pending = tape.notes_before(step), disk.pending
+    prepared = notes > work.prepared
     name: bytes | None = None
     for policy in work.policies:
         if name is None or pending:  # Else every policy leaves the same files.
             source = random.Random(f"{work.seed} {step} {policy}")
             files = disk.image(policy, source)
             name = digest(files)
-            if name not in seen:
-                seen[name] = checker.check(files)
+            if (name, prepared) not in seen:
+                seen[name, prepared] = checker.check(files, prepared=prepared)
         yield Image(
             step=step, policy=policy, world=world, digest=name, pending=pending, notes=notes,
-            outcome=seen[name],
+            outcome=seen[name, prepared],
         )  # fmt: skip
