@@ -27,7 +27,7 @@ check-all: ## The tests on each supported Python, each in an environment of its 
 	    echo "== Python $$version: $$python"; \
 	    $$python -m venv .venv-$$version; \
 	    .venv-$$version/bin/pip install -q --disable-pip-version-check -e '.[dev]'; \
-	    .venv-$$version/bin/pytest; \
+	    .venv-$$version/bin/pytest -n 2; \
 	done
 
 fresh: ## The README's two commands, word for word, in an empty clone (minutes).
@@ -59,7 +59,7 @@ cog-check: ## Fail when a generated part is stale.
 	$(BIN)/python -m cogapp -I docs --check $(PAGES)
 
 test: ## The whole suite, documents included.
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2
 
 quick: ## What needs no processes: seconds.
 	$(BIN)/pytest tests/unit tests/checkers tests/test_tidy.py

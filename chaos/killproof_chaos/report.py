@@ -16,7 +16,7 @@ from typing import Any, Final
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from killproof_chaos import report_plots, report_words
+from killproof_chaos import report_words
 from killproof_chaos.report_figures import MARKS_MAX, Figures, figures_of
 from killproof_chaos.report_markdown import markdown
 from killproof_chaos.report_witness import EVENTS_MAX, Timeline, timeline_of
@@ -200,6 +200,9 @@ def _page(
     obligations = run.get("obligations") or {}
     met = set(obligations.get("hit", ()))
     missed = record["coverage"]["missed"]
+    # Not at the top: the chart library takes a second to import, and each command would pay it.
+    from killproof_chaos import report_plots
+
     return environment.get_template("report.html.j2").render(
         record=record,
         run=run,
