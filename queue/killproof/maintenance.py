@@ -28,7 +28,7 @@ from urllib.parse import quote
 from killproof.core import barrier
 from killproof.core.clock import Clock, SystemClock
 from killproof.core.database import LOG_BYTES_KEPT
-from killproof.core.errors import DatabaseBusy, FileRefused, KillproofError
+from killproof.core.errors import DatabaseBusy, FileRefused, KillproofError, StorageFailed
 from killproof.core.jobs import Queue
 
 Status = Literal["ok", "warn", "fail"]
@@ -51,6 +51,13 @@ LOOK_SECONDS_MAX: Final = 10.0
 #: The bytes of the -shm file that stand for the five read marks.  Source: SQLite's wal.c,
 #: WALINDEX_LOCK_OFFSET and WAL_READ_LOCK.
 READ_MARKS: Final = range(123, 128)
+#: SQLite's answers, in a repair, that accuse the disk; it opens a file to read only after an error.
+DISK_ERRORS: Final = frozenset(
+    {
+        *(sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL),
+        *(sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY),
+    }
+)
 #: Prints the head of the -shm file: two copies of the header, then the checkpoint's information.
 READ_INDEX: Final = (
     "import sys; sys.stdout.buffer.write(open(sys.argv[1], 'rb', buffering=0).read(136))"
@@ -127,6 +134,7 @@ def repair(path: str | os.PathLike[str]) -> list[Check]:
     Raises:
         FileRefused: it is missing, somebody is still connected, or the file is damaged: the marker
             stays; definite.
+        StorageFailed: the disk fails still; repair again.
     """
     place = os.path.realpath(path)
     if not os.path.isfile(place):
@@ -142,19 +150,29 @@ def repair(path: str | os.PathLike[str]) -> list[Check]:
             raise FileRefused(
                 f"{place} is open in another process: end all of them, then repair"
             ) from error
+        if error.sqlite_errorcode & 0xFF in DISK_ERRORS:
+            raise _fails_still(place, error) from error
         frames, problem = 0, str(error)
     if problem != "ok":
         raise FileRefused(
             f"{place} is damaged ({problem}): restore it from a backup; the marker stays"
         )
-    barrier.sync_directory(place)
-    os.unlink(f"{place}.failed")
-    barrier.sync_directory(place)
+    try:
+        barrier.sync_directory(place)
+        os.unlink(f"{place}.failed")
+        barrier.sync_directory(place)
+    except OSError as error:
+        raise _fails_still(place, error) from error
     return [
         Check(name="log", status="ok", text=f"{frames} frames were sound and are in the database"),
         Check(name="integrity", status="ok", text="integrity_check: ok"),
         Check(name="marker", status="ok", text="removed: the queue may be opened again"),
     ]
+
+
+def _fails_still(place: str, error: Exception) -> StorageFailed:
+    """Say of an error during a repair that it accuses the disk, not what is in the file."""
+    return StorageFailed(f"{place}: the disk fails still ({error}): see to it, then repair again")
 
 
 def _recover(connection: sqlite3.Connection) -> tuple[int, str]:
