@@ -142,7 +142,6 @@ def compile_tape(
     compiler.names = {name: key for name, (key, _) in initial.items()}
     for record in everything:
         compiler.take(record)
-    compiler.steps.sort(key=lambda step: step.seq)
     notes = tuple(record for record in everything if isinstance(record, Note))
     return Tape(
         initial=dict(initial),
@@ -221,8 +220,6 @@ class _Compiler:
         """Syncs and new names take effect where the call has returned."""
         if end.kind in SYNCS:
             folder = self.folders.get(begin.key)
-            if begin.file == File.DIRECTORY and folder is None:
-                return  # A folder that nobody opened under a name we know: it vouches for nothing.
             if begin.file == File.DIRECTORY or begin.file not in NOT_ON_DISK:
                 self.steps.append(Sync(began=begin.seq, seq=end.seq, key=begin.key, folder=folder))
         elif end.kind == Kind.OPEN and begin.file == File.DIRECTORY:
