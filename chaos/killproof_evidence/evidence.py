@@ -50,6 +50,7 @@ LEADS_TO: Final = {
     "nack": {"retryable", "scheduled", "available", "dead", "held"},
     "release": {"available", "scheduled"},
     "snooze": {"available", "scheduled", "retryable"},
+    "hold": {"held"},
 }
 OUTCOMES: Final = frozenset(LEADS_TO)
 

@@ -33,7 +33,6 @@ from killproof_chaos.engines.crash_session import (
     is_definite,
     is_expected,
     living,
-    repair,
     settle,
 )
 from killproof_chaos.engines.finish import EFFECT_TABLE
@@ -379,9 +378,7 @@ class Lane:
     def _recover(self, store: Store) -> int:
         """Be the process that comes after: reopen, take back, take a new job, finish everything."""
         context = context_of(self._target, store)
-        told: dict[str, Any] = {"repaired": False}
-        if self._database.with_name(f"{self._database.name}.failed").exists():
-            told["repaired"] = repair(self._database)
+        told: dict[str, Any] = {"repaired": _repair(self._target, store.db)}
         session = context.current = context.open("recovery")
         _prepare_audit(self._target, self._database)
         told["changes"] = _changes(session)
@@ -392,6 +389,7 @@ class Lane:
             session.reap()
         session.enqueue(LATER)
         session.enqueue(DOOMED)
+        session.tidy()
         deadline = time.monotonic() + RECOVER_SECONDS
         mapping = self._target.audit
         while time.monotonic() < deadline:
@@ -415,6 +413,15 @@ class Lane:
         return "".join(texts)
 
 
+def _repair(target: Any, place: Path) -> bool:
+    """Do what the error of a stopped file tells its owner to do; False: there was no need."""
+    stopped: Callable[[Path], bool] | None = getattr(target, "stopped", None)
+    if stopped is None or not stopped(place):
+        return False
+    target.repair(place)
+    return True
+
+
 def _prepare_audit(target: Any, database: Path) -> None:
     """Put the audit and the table of effects into the file, if they are not there."""
     with closing(sqlite3.connect(database)) as db:
@@ -430,7 +437,7 @@ def _changes(session: Session) -> int:
     """Count the changes of jobs in the file, without those of the operation after an error."""
     query = f"""SELECT count(*) FROM {TABLE} WHERE job NOT IN
                 (SELECT job FROM {TABLE} WHERE harness_id = '{NEXT.id}')"""  # noqa: S608 - names
-    return int(session.rows(query)[0][0])
+    return int(session.rows(query)[0][0]) + session.extras()
 
 
 def _is_worth_keeping(found: dict[str, Any]) -> bool:

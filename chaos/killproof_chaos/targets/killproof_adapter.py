@@ -17,7 +17,16 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from killproof import DatabaseBusy, Host, KillproofError, Lease, LeaseLost, Queue, operations
+from killproof import (
+    DatabaseBusy,
+    Host,
+    KillproofError,
+    Lease,
+    LeaseLost,
+    Queue,
+    maintenance,
+    operations,
+)
 from killproof.core import model, sync
 from killproof.core.database import Transaction
 from killproof.worker import Context, Handlers, Permanent, Snooze, Worker
@@ -244,13 +253,13 @@ class KillproofTarget:
     @property
     def step_operations(self) -> frozenset[str]:
         """The operations that the engine `crash` can kill in."""
-        from killproof_chaos.engines.crash_session import KillproofSession
+        from killproof_chaos.engines.crash_killproof import OPERATIONS
 
-        return KillproofSession.operations
+        return OPERATIONS
 
     def steps(self, place: Path, recorder: Recorder) -> "Session":
         """Open the queue for the engine `crash`, which takes one step at a time."""
-        from killproof_chaos.engines.crash_session import KillproofSession
+        from killproof_chaos.engines.crash_killproof import KillproofSession
 
         return KillproofSession(place / self.database, recorder)
 
@@ -274,6 +283,14 @@ class KillproofTarget:
         worker.run()
         queue.close()
         recorder.close()
+
+    def stopped(self, place: Path) -> bool:
+        """Say whether a process has left the marker that stops all others."""
+        return (place / f"{self.database}.failed").exists()
+
+    def repair(self, place: Path) -> None:
+        """Do what `killproof doctor --repair` does; nothing without the marker."""
+        maintenance.repair(place / self.database)
 
     def snapshot(self, place: Path) -> Iterable[JobRow]:
         """Read every job with its ended deliveries."""

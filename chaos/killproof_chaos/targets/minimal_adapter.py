@@ -14,10 +14,11 @@ from killproof_chaos import hook
 from killproof_chaos.engines.roles import Stop, stop_on_sigterm
 from killproof_chaos.gallery import Fault
 from killproof_chaos.recording import Recorder, open_recorder, process_name
+from killproof_chaos.targets.hosted import HostedMinimal
 from killproof_chaos.targets.minimal_queue import Lease, LeaseLost, MinimalQueue
 from killproof_evidence import effect
 from killproof_evidence.contract import Contract
-from killproof_evidence.target import AuditMapping, Definite, Indefinite, JobRow
+from killproof_evidence.target import AuditMapping, Definite, Host, Indefinite, JobRow
 
 if TYPE_CHECKING:
     from killproof_chaos.engines.crash_session import Session
@@ -92,16 +93,24 @@ class MinimalTarget:
         """Open the queue for a producer."""
         return MinimalClient(self._queue(place / self.database, sync=hook.hook))
 
+    def open(self, place: Path, host: Host) -> HostedMinimal:
+        """Open the queue on an injected host."""
+        return HostedMinimal(self._queue, place / self.database, host)
+
+    def memory(self, client: HostedMinimal) -> tuple[object, ...]:
+        """Return the objects in whose attributes a client keeps what it remembers."""
+        return client.memory()
+
     @property
     def step_operations(self) -> frozenset[str]:
         """The operations that the engine `crash` can kill in."""
-        from killproof_chaos.engines.crash_session import MinimalSession
+        from killproof_chaos.engines.crash_minimal import OPERATIONS
 
-        return MinimalSession.operations
+        return OPERATIONS
 
     def steps(self, place: Path, recorder: Recorder) -> "Session":
         """Open the queue for the engine `crash`, which takes one step at a time."""
-        from killproof_chaos.engines.crash_session import MinimalSession
+        from killproof_chaos.engines.crash_minimal import MinimalSession
 
         return MinimalSession(self._queue, place / self.database, recorder)
 

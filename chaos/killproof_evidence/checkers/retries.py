@@ -12,6 +12,8 @@ ROUNDING_MS = 2
 ARTICLE_SECONDS_MAX = 3_600.0
 #: States from which a job comes back by itself.
 WAITING = frozenset({"available", "scheduled", "retryable"})
+#: Outcomes after which a start was no attempt.
+GIVEN_BACK = frozenset({"release", "snooze", "hold"})
 
 
 def bounded_attempts(evidence: Evidence) -> Finding:
@@ -31,7 +33,7 @@ def _forgiven(story: Story) -> int:
     """Return the starts that are no attempt, as the queue counts them, or as it was asked."""
     told = [story.row.forgiven] if story.row else []
     told += [c.forgiven for c in story.changes[-1:] if c.forgiven is not None]
-    asked = sum(op.f in {"release", "snooze"} and op.type != "fail" for op in story.outcomes)
+    asked = sum(op.f in GIVEN_BACK and op.type != "fail" for op in story.outcomes)
     return max(*told, asked) if told else asked
 
 
@@ -111,7 +113,7 @@ def _was_forgiven_unasked(story: Story, before: Change, change: Change) -> bool:
     if not change.ends or change.new not in WAITING or claim is None or claim.type != "ok":
         return False
     given_back = story.outcomes_of(before.fence)
-    return not any(op.f in {"release", "snooze"} and op.type != "fail" for op in given_back)
+    return not any(op.f in GIVEN_BACK and op.type != "fail" for op in given_back)
 
 
 def _check_grave(tally: Tally, story: Story) -> None:
