@@ -20,6 +20,7 @@ from killproof_chaos import (
     crash_command,
     disk_command,
     doctor,
+    model_command,
     plan,
     targets,
     workload,
@@ -39,7 +40,7 @@ from killproof_chaos.command import (
 )
 from killproof_chaos.display import shown
 from killproof_chaos.engines.proc import Engine
-from killproof_chaos.plan import NEMESES, Options, Plan
+from killproof_chaos.plan import NEMESES, NEMESES_DEFAULT, Options, Plan
 from killproof_chaos.report import write_report
 from killproof_evidence.judge import judge
 from killproof_evidence.store import Store
@@ -54,6 +55,7 @@ app = typer.Typer(
 )
 app.command("disk")(disk_command.cut)
 app.command("crash")(crash_command.crash)
+app.command("model")(model_command.search)
 
 
 @app.command()
@@ -69,7 +71,7 @@ def run(
     seed: Annotated[
         int | None, typer.Option(help="Decides the plan; drawn when not given.")
     ] = None,
-    nemesis: Annotated[str, typer.Option(help="Which faults to make.")] = ",".join(NEMESES),
+    nemesis: Annotated[str, typer.Option(help="Which faults to make.")] = ",".join(NEMESES_DEFAULT),
     jobs: Annotated[
         Path | None, typer.Option(help="Your own jobs, one JSON object a line.")
     ] = None,
@@ -114,6 +116,8 @@ def check(
     place = Store(store)
     if place.read_run().get("engine") == "disk":
         disk_command.check(place, ending)
+    if place.read_run().get("engine") == "model":
+        model_command.check(place, ending)
     _judge(place, ending)
 
 
@@ -131,6 +135,7 @@ def replay(
     if Path(what).is_dir():
         crash_command.refuse(Path(what))
         disk_command.refuse_plan(Path(what))
+        model_command.refuse_plan(Path(what))
         planned = Plan.read(Store(what).plan)
     else:
         options = Options.of_token(what)
@@ -193,6 +198,10 @@ def print_plan(planned: Plan, file: Any) -> None:
         where = fault.phase or "wherever the victim is"
         if fault.fault == "lock":
             where = f"for {fault.length_ms} ms"
+        elif fault.fault == "clock":
+            where = f"back by {fault.step_ms // 60_000} min for {fault.length_ms} ms"
+        elif fault.fault == "io":
+            where = f"{fault.error} at {fault.call}, {fault.file} file"
         print(f"{fault.at_ms / 1_000:7.3f} s  {fault.fault:<8} {where}", file=file)
 
 

@@ -31,6 +31,8 @@ NEMESIS_WORDS: Final = {
     "term": "asking workers to stop",
     "handler": "handlers that fail, hang or take their worker with them",
     "lock": "another program that holds the write lock",
+    "clock": "stepping the wall clock",
+    "io": "letting disk calls fail",
 }
 SENTENCES: Final = {entry.number: entry.sentence for entry in PROPERTIES}
 #: Three over the number of cases bounds, with 95%, the rate of what was never seen in them.

@@ -12,7 +12,7 @@ ids and keys, for as long as the run needs jobs.
 import json
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,6 +35,16 @@ PERIOD_MS: Final = 2_000
 BURST_SHARE: Final = 0.65
 #: A maintenance job reaps now and then; a target that cannot is not asked.
 REAP_EVERY: Final = 12
+#: The first jobs of a run with trouble, so that also the shortest meets each kind of it, whatever
+#: else befalls a worker: a word stands twice, for the attempt that a kill takes. Who aborts, or
+#: returns what JSON cannot hold, does so after the effect: the next attempt makes it again.
+SURE: Final = (
+    (("abort", "abort", "sleep:0.002"), "http"),
+    (("unjsonable", "unjsonable", "sleep:0.002"), "http"),
+    (("exit", "exit", "sleep:0.002"), "log"),
+    (("hang:1.6", "sleep:0.002"), "log"),
+    (("permanent",), "log"),
+)
 #: In place of a length: the payload is the user's.
 USERS_BODY: Final = -1
 #: UTF-8 of one to four bytes, so that a payload's length in characters is not its length in bytes.
@@ -149,6 +159,9 @@ def make(
         at_ms = _in_burst(number * gap_ms)
         name = f"j{number}"
         job = _users(jobs, number, name, source, trouble) if jobs else _mixed(name, source, trouble)
+        if trouble and number < len(SURE) and not (jobs and "script" in jobs[number % len(jobs)]):
+            script, sink = SURE[number]
+            job = replace(job, script=script, sink=sink, priority=0, delay_ms=0, max_attempts=5)
         operations = lists[number % producers]
         operations.append(Operation(f="enqueue", at_ms=at_ms, job=job))
         if number % REAP_EVERY == 0:

@@ -290,3 +290,21 @@ hook.ready = lambda: os.kill(os.getpid(), signal.SIGTERM)
 Path("history").mkdir(exist_ok=True)
 KillproofTarget().work(Path.cwd())
 """
+
+
+def test_a_process_that_ended_before_it_could_be_watched_gets_no_signal_and_is_told_as_ended(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen under failing disk calls: a worker that cannot open its file is gone at once."""
+
+    def gone(_pid: int) -> int:
+        raise ProcessLookupError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pidfd_open", gone)
+        worker = stage.worker()
+    assert not worker.send(signal.SIGTERM)
+
+    os.kill(worker.pid, signal.SIGKILL)
+    stage.until(lambda: stage.ended)
+    assert worker.state == "ended"

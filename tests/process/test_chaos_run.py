@@ -349,7 +349,7 @@ def test_the_list_of_targets_says_which_are_broken_and_how(place: Path) -> None:
     assert set(listed) == {
         "killproof", "killproof-process", "minimal", "deletes-at-claim", "ack-without-fence",
         "attempt-not-counted", "effect-and-ack-apart", "synchronous-normal",
-        "acknowledges-before-fsync",
+        "acknowledges-before-fsync", "lease-on-wall-clock", "commit-error-refused",
     }  # fmt: skip
     sound = [name for name, row in listed.items() if not row["broken"]]
     assert sound == ["killproof", "killproof-process", "minimal"]

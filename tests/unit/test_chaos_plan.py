@@ -3,6 +3,7 @@
 import base64
 import json
 import zlib
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,37 @@ def test_a_nemesis_that_is_not_chosen_makes_no_fault() -> None:
     made = plan.make(Options(nemeses=("pause", "lock")), PHASES)
 
     assert {fault.fault for fault in made.faults} == {"pause", "lock"}
+
+
+def test_the_clock_is_set_back_and_is_forward_again_before_the_next_step() -> None:
+    for seconds in (1.0, 4.0, 20.0):
+        made = plan.make(Options(seconds=seconds, nemeses=("clock",)), PHASES)
+
+        assert len(made.faults) >= 2
+        assert {fault.step_ms for fault in made.faults} == {3_600_000}
+        for first, second in pairwise(made.faults):
+            assert first.at_ms + first.length_ms <= second.at_ms
+
+
+def test_each_call_fails_with_each_error_however_short_the_run() -> None:
+    made = plan.make(Options(seconds=1.0, nemeses=("io",)), PHASES)
+
+    cells = sorted((fault.call, fault.error) for fault in made.faults)
+    calls = ("open", "sync", "truncate", "write")
+    assert cells == [(call, error) for call in calls for error in ("EIO", "ENOSPC")]
+
+
+def test_a_longer_run_lets_calls_fail_on_each_of_their_files() -> None:
+    made = plan.make(Options(seconds=20.0, nemeses=("io",)), PHASES)
+
+    for call, files in plan.IO_FILES.items():
+        assert {fault.file for fault in made.faults if fault.call == call} == set(files)
+
+
+def test_a_run_that_asks_for_nothing_needs_no_compiler() -> None:
+    assert {fault.fault for fault in plan.make(Options(), PHASES).faults} == {
+        "kill", "kill-all", "pause", "term", "lock",
+    }  # fmt: skip
 
 
 def test_zero_kills_and_pauses_plan_none_of_them() -> None:

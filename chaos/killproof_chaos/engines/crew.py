@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -40,7 +41,7 @@ class Process:
     slot: int
     born_ns: int
     pid: int = 0
-    pidfd: int = -1
+    pidfd: int = -1  #: -1 also when it had ended before it could be watched
     state: State = "starting"
     status: int | None = None  #: as waitpid told it
     told_stop_ns: int = 0  #: when it was sent SIGTERM; 0: never
@@ -48,11 +49,19 @@ class Process:
 
     def send(self, signum: signal.Signals) -> bool:
         """Send a signal to this very process; False when it has ended already."""
+        if self.pidfd < 0:
+            return False
         try:
             signal.pidfd_send_signal(self.pidfd, signum)
         except ProcessLookupError:
             return False
         return True
+
+    def unwatch(self) -> None:
+        """Close the pidfd."""
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
 
 
 class Crew:
@@ -153,11 +162,12 @@ class Crew:
             elif "spawned" in record:
                 process = self._waiting.pop(record["spawned"])
                 process.pid = record["pid"]
-                process.pidfd = os.pidfd_open(process.pid)
+                with suppress(ProcessLookupError):
+                    process.pidfd = os.pidfd_open(process.pid)
                 self.alive[process.pid] = process
             else:
                 process = self.alive.pop(record["ended"])
-                os.close(process.pidfd)
+                process.unwatch()
                 process.state, process.status = "ended", record["status"]
                 ended.append(process)
         for process in self.alive.values():
@@ -186,7 +196,7 @@ class Crew:
             self._server.kill()
         self._server.wait()
         for process in self.alive.values():
-            os.close(process.pidfd)
+            process.unwatch()
         self.alive.clear()
 
     def _records(self, seconds: float) -> Iterator[dict[str, Any]]:

@@ -21,11 +21,15 @@ from killproof_chaos import coverage, targets
 from killproof_chaos.engines.crew import Crew, EngineFailed, Process
 from killproof_chaos.engines.finish import finish, prepare
 from killproof_chaos.engines.kernel import open_counts, wal_bytes
+from killproof_chaos.engines.outage import Outage
 from killproof_chaos.engines.roles import read_whole
 from killproof_chaos.engines.starvation import StarvationWatch
 from killproof_chaos.nemesis import Nemesis
 from killproof_chaos.phases import Board
 from killproof_chaos.plan import STRETCH, Options, Plan
+from killproof_chaos.shim.build import ShimUnavailable, build
+from killproof_chaos.shim.control import Control
+from killproof_chaos.shim.environment import preload_environment
 from killproof_chaos.stores import run_record
 from killproof_evidence.contract import TERMINAL
 from killproof_evidence.store import Store
@@ -43,6 +47,8 @@ PROGRESS_SECONDS: Final = 2.0
 #: Counts must be the same in so many looks of the observer, a tenth of a second apart.
 STABLE_LOOKS: Final = 3
 STOP_SECONDS_MAX: Final = 15.0
+#: The nemeses that act through the shim.
+THROUGH_SHIM: Final = frozenset({"clock", "io"})
 #: A worker that cannot even start will not start the next time either.
 DEATHS_MAX: Final = 40
 
@@ -108,7 +114,9 @@ class Engine:
         self._nemesis_log = self._store.writer(self._store.nemesis)
         self._samples = self._store.writer(self._store.samples)
         board = Board(self._store.path / "phases.bin")
-        self._crew = Crew(self._store, self._place, self._options.target, board)
+        self._shim = self._make_shim()
+        beneath = preload_environment(self._shim) if self._shim is not None else None
+        self._crew = Crew(self._store, self._place, self._options.target, board, beneath=beneath)
         interrupted = drained = False
         reason = ""
         try:
@@ -125,6 +133,8 @@ class Engine:
         finally:
             self._crew.close()
             board.close()
+            if self._shim is not None:
+                self._shim.close()
             shutil.rmtree(self._wire)
         self._tell("judge", force=True)
         return finish(
@@ -153,6 +163,20 @@ class Engine:
             | starved,
         )
 
+    def _make_shim(self) -> Control | None:
+        """Make the memory that the shim shares, where a chosen nemesis needs it.
+
+        Without a compiler the run goes on without those faults, and can only be `unknown`.
+        """
+        if not THROUGH_SHIM & set(self._options.nemeses):
+            return None
+        try:
+            build()
+        except ShimUnavailable as error:
+            self._problems.append(str(error))
+            return None
+        return Control.create(self._wire / "shim", watch=self._place)
+
     # --- The phases of a run.
 
     def _start(self) -> None:
@@ -168,11 +192,15 @@ class Engine:
         self._nemesis = Nemesis(
             self._crew,
             self._nemesis_log,
-            self._plan.faults,
+            [f for f in self._plan.faults if self._shim is not None or f.fault not in THROUGH_SHIM],
             database=self._database,
             wire=self._wire,
             lease_ms=lease_ms,
             blind=not coverage.phases_of(self._target),
+            shim=self._shim,
+        )
+        self._outage = Outage(
+            self._target, self._place, self._crew, self._nemesis, self._nemesis_log
         )
         self._start_ns = time.monotonic_ns()
         for name in self._plan.workers:
@@ -198,10 +226,29 @@ class Engine:
                     self._nemesis.add_random(fault, int(elapsed * 1_000), source.random())
             self._turn()
             self._nemesis.step(int(elapsed * 1_000))
+            if self._fails_calls and self._outage.look():
+                self._repair()
+
+    @property
+    def _fails_calls(self) -> bool:
+        """Whether calls of the queue are made to fail in this run."""
+        return self._shim is not None and "io" in self._options.nemeses
+
+    def _repair(self, *, with_producers: bool = True) -> None:
+        """End everybody, do the target's repair, and start everybody anew."""
+        if problem := self._outage.end(self._turn):
+            self._problems.append(problem)
+        for name in self._plan.workers:
+            self._crew.spawn(name, "worker")
+        for name in self._plan.producers if with_producers else ():
+            self._spawn_producer(name)
 
     def _drain(self) -> tuple[bool, str]:
         """Let the queue come to rest; return whether it did, and why not."""
         self._phase = "drain"
+        if self._fails_calls:
+            self._nemesis.end_failures()
+            self._repair(with_producers=False)
         self._nemesis.heal()
         mapping = self._target.audit
         if mapping is None:
@@ -304,8 +351,8 @@ class Engine:
             if self._deaths > DEATHS_MAX:
                 logs = self._store.path / "logs" / f"{process.base}.log"
                 raise EngineFailed(f"processes end by themselves again and again; see {logs}")
-        if self._finishing:
-            return
+        if self._finishing or self._outage.is_on:
+            return  # After an outage everybody is started anew.
         if process.role == "worker":
             self._crew.spawn(process.base, "worker")
         elif not self._nemesis.healed:

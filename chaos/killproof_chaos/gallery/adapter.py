@@ -7,8 +7,10 @@ from killproof_chaos.gallery import (
     ack_without_fence,
     acknowledges_before_fsync,
     attempt_not_counted,
+    commit_error_refused,
     deletes_at_claim,
     effect_and_ack_apart,
+    lease_on_wall_clock,
     synchronous_normal,
 )
 from killproof_chaos.targets.minimal_adapter import MinimalTarget
@@ -19,6 +21,8 @@ QUEUES: Final[tuple[tuple[Fault, type[MinimalQueue]], ...]] = (
     (ack_without_fence.FAULT, ack_without_fence.AckWithoutFence),
     (attempt_not_counted.FAULT, attempt_not_counted.AttemptNotCounted),
     (effect_and_ack_apart.FAULT, effect_and_ack_apart.EffectAndAckApart),
+    (lease_on_wall_clock.FAULT, lease_on_wall_clock.LeaseOnWallClock),
+    (commit_error_refused.FAULT, commit_error_refused.CommitErrorRefused),
     (synchronous_normal.FAULT, synchronous_normal.SynchronousNormal),
     (acknowledges_before_fsync.FAULT, acknowledges_before_fsync.AcknowledgesBeforeFsync),
 )

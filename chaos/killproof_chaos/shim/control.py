@@ -41,7 +41,7 @@ class _Rule(ctypes.Structure):
         ("first", ctypes.c_uint64),
         ("times", ctypes.c_uint64),
         ("hits", ctypes.c_uint64),
-        ("spare", ctypes.c_uint64),
+        ("victim", ctypes.c_uint64),
     )
 
 
@@ -119,6 +119,14 @@ class Process:
     counts: dict[tuple[Kind, File], int]  #: since it was armed, without zeros
     last: tuple[Kind, File] | None  #: the newest call on a watched file
     inside: bool  #: that call had not returned
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Victim:
+    """Whom a rule hit; the process may be dead by now."""
+
+    pid: int
+    file: File
 
 
 class Control:
@@ -218,7 +226,8 @@ class Control:
         place.epoch = place.epoch % 0xFFFF + 1
         place.kinds, place.files = mask(rule.kinds), mask(rule.files)
         place.pid, place.action, place.value = rule.pid, rule.action, rule.value
-        place.first, place.times, place.hits = rule.first, rule.times, 0
+        place.first, place.times = rule.first, rule.times
+        place.hits = place.victim = 0
         place.enabled = 1
 
     def clear_rules(self) -> None:
@@ -229,6 +238,11 @@ class Control:
     def hits(self, number: int = 0) -> int:
         """Return how often the rule has fired, over all processes."""
         return int(self._head.rules[number].hits)
+
+    def victim(self, number: int = 0) -> Victim | None:
+        """Return whom the rule hit last, and at which file; None: nobody yet."""
+        packed = int(self._head.rules[number].victim)
+        return Victim(pid=packed & 0xFFFFFFFF, file=File(packed >> 32)) if packed else None
 
     # The clock.
 

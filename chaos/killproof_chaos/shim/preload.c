@@ -83,7 +83,7 @@ struct rule {
     uint64_t first;                  /* fires at the first-th matching call of a process, from 1 */
     uint64_t times;                  /* how often it fires, over all processes */
     uint64_t hits;                   /* how often it has */
-    uint64_t spare;
+    uint64_t victim;                 /* of the newest hit: pid | file << 32; 0: none yet */
 };
 
 struct slot {                        /* one per process, written by it alone; outlives it */
@@ -483,8 +483,10 @@ static const struct rule *firing_rule(const struct call *call)
         if (GET(&rule->enabled) && rule->kinds >> call->kind & 1 && rule->files >> call->file & 1
             && (rule->pid == 0 || rule->pid == (uint32_t)self)
             && count_match(&slot->matches[i], rule->epoch) >= rule->first
-            && !fired && take_hit(rule))
+            && !fired && take_hit(rule)) {
+            SET(&rule->victim, (uint32_t)self | (uint64_t)call->file << 32);
             fired = rule;
+        }
     }
     return fired;
 }

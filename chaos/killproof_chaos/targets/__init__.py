@@ -46,6 +46,8 @@ BUILTIN: Final[Mapping[str, Callable[[], Target]]] = {
         "ack-without-fence",
         "attempt-not-counted",
         "effect-and-ack-apart",
+        "lease-on-wall-clock",
+        "commit-error-refused",
         "synchronous-normal",
         "acknowledges-before-fsync",
     )

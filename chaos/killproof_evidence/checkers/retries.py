@@ -149,7 +149,7 @@ def backoff(evidence: Evidence) -> Finding:
             attempts = _attempts(story)
             for op in failed:
                 delay_ms = _delay_of(op, str(policy), attempts)
-                _check_delay(tally, story, op, delay_ms, claims)
+                _check_delay(evidence, tally, story, op, delay_ms, claims)
         _check_crashes(evidence, tally, story, str(policy), slack_ms)
     return tally.finding("no attempt failed and was tried again")
 
@@ -192,7 +192,12 @@ def _delay_of(op: Operation, policy: str, attempts: dict[int | None, int]) -> fl
 
 
 def _check_delay(
-    tally: Tally, story: Story, op: Operation, delay_ms: float, claims: list[Operation]
+    evidence: Evidence,
+    tally: Tally,
+    story: Story,
+    op: Operation,
+    delay_ms: float,
+    claims: list[Operation],
 ) -> None:
     """Hold an acknowledged failure against the next claim: both are on one clock."""
     index = bisect_right(claims, op.t, key=_begin_of)
@@ -201,6 +206,9 @@ def _check_delay(
         return
     if any(c.f == "replay" and op.t < c.t < following.t_end for c in story.controls):
         # A person wanted it at once.
+        return
+    if evidence.wall_clock.stepped(op.t, following.t_end, forward=True):
+        # Due times are wall clock: with the clock put forward, the delay was over.
         return
     tally.checked += 1
     passed_ms = (following.t_end - op.t) / 1e6
@@ -237,8 +245,9 @@ def _check_crashes(
         if ended is not None and change.takes:
             spared = forgiven if ended.forgiven is None else ended.forgiven
             delay_ms = delay_ms_min(policy, max(1, (ended.attempts or 1) - spared))
-            passed_ms = change.t_ms - ended.t_ms
-            if not (first if crashes == 1 else later):
+            passed_ms = _latest_ms(change) - ended.t_ms
+            in_doubt = evidence.told_in_doubt(ended) or _in_doubt(evidence, change)
+            if not in_doubt and not (first if crashes == 1 else later):
                 tally.checked += 1
                 if passed_ms < delay_ms - slack_ms - ROUNDING_MS:
                     tally.violate(
@@ -269,17 +278,21 @@ def never_early(evidence: Evidence) -> Finding:
         delay_ms = story.asked.get("delay_ms") or 0
         if delay_ms > 0:
             tally.checked += 1
-            _check_first(tally, story, delay_ms)
+            _check_first(evidence, tally, story, delay_ms)
         for change in story.changes:
             before = change.before
             if before is not None and change.takes and change.old != "leased":
                 due_ms = before.due_ms
                 waited = due_ms is not None and due_ms > before.t_ms
                 tally.checked += waited
-                if due_ms is not None and change.t_ms < due_ms - ROUNDING_MS:
+                if due_ms is None or change.t_ms >= due_ms - ROUNDING_MS:
+                    continue
+                # On the clock that it was told. Once due, a job stays due when that is set back.
+                told_ms = _latest_ms(change)
+                if told_ms < due_ms - ROUNDING_MS and not _in_doubt(evidence, change):
                     tally.violate(
                         story.label,
-                        f"job {story.label} was claimed {due_ms - change.t_ms} ms before it was "
+                        f"job {story.label} was claimed {due_ms - told_ms} ms before it was "
                         f"due",
                         before.at,
                         change.at,
@@ -287,10 +300,27 @@ def never_early(evidence: Evidence) -> Finding:
     return tally.finding("no job had to wait")
 
 
-def _check_first(tally: Tally, story: Story, delay_ms: int) -> None:
+def _latest_ms(change: Change) -> int:
+    """Return the latest wall clock time of all since the job was last not claimable, as told."""
+    latest_ms, before = change.t_ms, change.before
+    while before is not None and before.new == change.old:
+        latest_ms = max(latest_ms, before.t_ms)
+        before = before.before
+    return latest_ms
+
+
+def _in_doubt(evidence: Evidence, change: Change) -> bool:
+    """Say whether a step of the clock may explain the claim, or the promotion before it."""
+    before = change.before
+    return evidence.told_in_doubt(change) or (before is not None and evidence.told_in_doubt(before))
+
+
+def _check_first(evidence: Evidence, tally: Tally, story: Story, delay_ms: int) -> None:
     enqueue = story.birth
     assert enqueue is not None  # Its delay was read there.
     due = enqueue.t + (delay_ms - ROUNDING_MS) * 1_000_000
+    if evidence.wall_clock.stepped(enqueue.t, due, forward=True):
+        return  # It was due as soon as the clock had been put forward.
     for claim in story.claims[:1]:
         if claim.t_end is not None and claim.t_end < due:
             tally.violate(
