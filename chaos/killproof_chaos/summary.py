@@ -44,6 +44,10 @@ def _extent(record: Mapping[str, Any]) -> str:
             f"in {counts['images']:,} power cuts ({counts['distinct']:,} distinct images), "
             f"{counts['acknowledged']:,} acknowledgements"
         )
+    if "states" in counts:
+        without = f" without {', '.join(record['without'])}" if record["without"] else ""
+        states = f"{counts['states']:,} states and {counts['steps']:,} steps"
+        return f"in {states} of the protocol{without}"
     if "errors" in counts:
         operations = len(record["operations"])
         return (

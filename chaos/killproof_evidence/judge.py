@@ -78,7 +78,7 @@ PROPERTIES: Final = (
     Property(
         number="P6",
         sentence="No effect happens twice",
-        engines=("proc", "crash", "disk", "sim"),
+        engines=("proc", "crash", "disk", "sim", "model"),
         sources=("history", "effects", "nemesis", "snapshot"),
     ),
     Property(
@@ -114,7 +114,7 @@ PROPERTIES: Final = (
     Property(
         number="P12",
         sentence="One key has at most one live job",
-        engines=("proc", "crash", "disk", "sim"),
+        engines=("proc", "crash", "disk", "sim", "model"),
         sources=("history", "audit", "snapshot"),
     ),
     Property(
@@ -132,7 +132,7 @@ PROPERTIES: Final = (
     Property(
         number="P15",
         sentence="A cancelled job does not start",
-        engines=("proc", "sim"),
+        engines=("proc", "sim", "model"),
         sources=("history", "audit", "effects"),
     ),
     Property(
@@ -144,7 +144,7 @@ PROPERTIES: Final = (
     Property(
         number="P17",
         sentence="Every job ends once the faults stop",
-        engines=("proc", "crash", "sim"),
+        engines=("proc", "crash", "sim", "model"),
         sources=("history", "snapshot", "nemesis", "audit"),
         time_bound=True,
     ),
