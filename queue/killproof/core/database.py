@@ -63,6 +63,7 @@ logger = logging.getLogger("killproof")
 
 #: What SQLite's primary result codes stand for, and what to do.
 _KNOWN: Final[dict[int, tuple[type[KillproofError], str]]] = {
+    sqlite3.SQLITE_BUSY: (DatabaseBusy, "nothing was changed; try again"),
     sqlite3.SQLITE_CANTOPEN: (FileRefused, "check its folder, rights, and open files"),
     sqlite3.SQLITE_READONLY: (FileRefused, "check the rights of the file and its folder"),
     sqlite3.SQLITE_NOTADB: (FileRefused, "name another file, this one is no SQLite database"),
