@@ -6,7 +6,7 @@ missed, a promise that this engine judges has no evidence, or the supervisor was
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -138,7 +138,7 @@ PROPERTIES: Final = (
     Property(
         number="P16",
         sentence="The file is whole, and no lock error reaches a caller",
-        engines=("proc", "crash", "disk"),
+        engines=("proc", "crash", "disk", "sim"),
         sources=("history",),
     ),
     Property(
@@ -244,7 +244,7 @@ def judge(
     """
     store = store if isinstance(store, Store) else Store(store)
     evidence = Evidence(store)
-    findings = {p.number: _find(evidence, p, checkers) for p in PROPERTIES}
+    findings = findings_of(evidence, checkers)
     because = _unknown_because(evidence, findings)
     words = {finding.verdict for finding in findings.values()}
     verdict = VIOLATED if VIOLATED in words else UNKNOWN if because else PASS
@@ -252,6 +252,16 @@ def judge(
     if write:
         write_json(store.verdict, record)
     return Verdict(verdict=verdict, record=record)
+
+
+def findings_of(
+    evidence: Evidence,
+    checkers: Mapping[str, Checker] = CHECKERS,
+    only: Collection[str] | None = None,
+) -> dict[str, Finding]:
+    """Return what each checker says of the evidence, by promise; `only` names those to ask."""
+    asked = (p for p in PROPERTIES if only is None or p.number in only)
+    return {p.number: _find(evidence, p, checkers) for p in asked}
 
 
 def _find(evidence: Evidence, of: Property, checkers: Mapping[str, Checker]) -> Finding:

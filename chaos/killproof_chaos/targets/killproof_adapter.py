@@ -32,6 +32,7 @@ from killproof.core.database import Transaction
 from killproof.worker import Context, Handlers, Permanent, Snooze, Worker
 from killproof_chaos import hook, phases
 from killproof_chaos.recording import Recorder, Result, open_recorder, process_name
+from killproof_chaos.targets.hosted import HostedQueue
 from killproof_chaos.workload import KINDS
 from killproof_evidence import effect
 from killproof_evidence.contract import Contract
@@ -248,7 +249,11 @@ class KillproofTarget:
 
     def open(self, place: Path, host: Host) -> Queue:
         """Open the queue on an injected host."""
-        return Queue(place / self.database, host=host)
+        return HostedQueue(place / self.database, host, lease=LEASE_SECONDS, retry=RETRY)
+
+    def memory(self, client: Queue) -> tuple[object, ...]:
+        """Return the objects in whose attributes a client keeps what it remembers."""
+        return client, client.database
 
     @property
     def step_operations(self) -> frozenset[str]:
