@@ -27,6 +27,8 @@ FILES: Final = 12
 #: Room for so many processes in one run; a slot that is not used takes no memory.
 SLOTS: Final = 8192
 FOREVER: Final = 2**64 - 1
+#: In a rule's pid: what follows is the number of a slot.
+SLOT_RULE: Final = 0x8000_0000
 
 
 class _Rule(ctypes.Structure):
@@ -89,6 +91,7 @@ class Rule:
     first: int = 1  #: from the first-th matching call of a process since it was armed, from 1
     times: int = 1  #: how often it fires, over all processes together; FOREVER
     pid: int = 0  #: this process only; 0 for any
+    slot: int | None = None  #: the process that gets this slot only, before it has a pid
 
     def __post_init__(self) -> None:
         """Refuse what the shim would take for something else."""
@@ -225,7 +228,8 @@ class Control:
         place.enabled = 0  # First, so that nobody applies half of the old and half of the new.
         place.epoch = place.epoch % 0xFFFF + 1
         place.kinds, place.files = mask(rule.kinds), mask(rule.files)
-        place.pid, place.action, place.value = rule.pid, rule.action, rule.value
+        place.pid = rule.pid if rule.slot is None else SLOT_RULE | rule.slot
+        place.action, place.value = rule.action, rule.value
         place.first, place.times = rule.first, rule.times
         place.hits = place.victim = 0
         place.enabled = 1

@@ -70,6 +70,7 @@ enum type { TYPE_NONE, TYPE_START, TYPE_BEGIN, TYPE_END, TYPE_NOTE, TYPE_SIGNAL,
 #define MAGIC 0x314b4f4f5250504bULL  /* "KPPROOK1" in memory */
 #define TAIL 0x454e4f44U             /* "DONE": the last four bytes of a whole record */
 #define RULES 16
+#define SLOT_RULE 0x80000000U        /* no pid is that large */
 #define MARK_INJECTED 1              /* the result is the shim's, not the kernel's */
 #define MARK_AFTER 2                 /* of a SIGNAL: after the call, not before it */
 
@@ -77,7 +78,7 @@ struct rule {
     uint32_t enabled;
     uint32_t epoch;                  /* changes when the rule does: its counts start anew */
     uint32_t kinds, files;           /* bit masks over the enums */
-    uint32_t pid;                    /* 0: any process */
+    uint32_t pid;                    /* 0: any process; SLOT_RULE | slot: the one in that slot */
     uint32_t action;
     int64_t value;                   /* signal, errno, or bytes (0: half) */
     uint64_t first;                  /* fires at the first-th matching call of a process, from 1 */
@@ -481,7 +482,8 @@ static const struct rule *firing_rule(const struct call *call)
     for (int i = 0; i < RULES; i++) {
         struct rule *rule = &control->rules[i];
         if (GET(&rule->enabled) && rule->kinds >> call->kind & 1 && rule->files >> call->file & 1
-            && (rule->pid == 0 || rule->pid == (uint32_t)self)
+            && (rule->pid == 0 || rule->pid == (uint32_t)self
+                || rule->pid == (SLOT_RULE | slot_number))
             && count_match(&slot->matches[i], rule->epoch) >= rule->first
             && !fired && take_hit(rule)) {
             SET(&rule->victim, (uint32_t)self | (uint64_t)call->file << 32);
