@@ -48,6 +48,9 @@ BUILTIN: Final[Mapping[str, Callable[[], Target]]] = {
         "effect-and-ack-apart",
         "lease-on-wall-clock",
         "commit-error-refused",
+        "checks-then-claims",
+        "checks-then-inserts",
+        "reads-then-writes",
         "synchronous-normal",
         "acknowledges-before-fsync",
     )
