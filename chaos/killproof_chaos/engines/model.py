@@ -240,6 +240,7 @@ def _verdict(
     judged = promises_of(rules.contract)
     if not judged:
         because.append("the contract promises nothing that this engine judges")
+    because += [f"{n}: {why}" for n, why in _unheard(rules.contract).items() if n in judged]
     if not exhausted and not broken:
         because.append(f"more than {options.states:,} states: raise --states, or search fewer jobs")
     properties = {
@@ -275,6 +276,11 @@ def _verdict(
         "environment": environment(store.path),
         "replay": " ".join(options.argv()),
     }
+
+
+def _unheard(contract: Contract) -> dict[str, str]:
+    """Return why a promise can not be judged whole, though the contract makes it."""
+    return {} if contract.edges else {"P7": "the contract declares no edges"}
 
 
 def _not_walked(contract: Contract, edges: set[tuple[str, str, str]]) -> list[str]:
@@ -315,6 +321,8 @@ def _property(
     if not all(each.found.exhausted for each in searched):
         reason = "the search ended at what broke" if broken else "not all states were searched"
         found |= {"verdict": "unknown", "reason": reason}
+    elif number in _unheard(rules.contract):
+        found |= {"verdict": "unknown", "reason": _unheard(rules.contract)[number]}
     elif not found["checked"]:
         found |= {"verdict": "unknown", "reason": "no step could have broken it"}
     return found | {"witnesses": []}
