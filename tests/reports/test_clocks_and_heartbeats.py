@@ -144,7 +144,7 @@ def check_a_jump_ends_no_lease_and_no_wait(
         before = clock.elapsed_ns
         assert not other.wait(["none"], 2)
         waited = (clock.elapsed_ns - before) / 1e9
-        assert 2 <= waited < 3, "the wait went by the wall"
+        assert 1.9 <= waited < 3, "the wait went by the wall"
         clock.advance(61)
         assert other.reap() == 1, "a dead lease is kept"
         with pytest.raises(LeaseLost):
@@ -472,7 +472,7 @@ Worker._interruption = lambda *_: RuntimeError("stopped")
 
 
 def test_a_stop_that_counts_as_a_failure_is_seen(place: Path) -> None:
-    """B52, B107, control."""
+    """B52, B106, B107, control."""
     with pytest.raises(AssertionError, match="burnt"):
         check_a_stop_gives_the_attempt_back(place, 1, "0.1", BURNS)
 

@@ -262,7 +262,7 @@ def test_four_processes_that_write_all_the_time_meet_no_lock_error(place: Path) 
 
 
 def test_writers_without_patience_are_seen_to_meet_it(place: Path) -> None:
-    """B59, control."""
+    """B59, B65, control."""
     with pytest.raises(AssertionError, match="was locked by another program for 0 s"):
         check_no_lock_error_reaches_anybody(place, 0)
 

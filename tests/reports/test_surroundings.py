@@ -231,7 +231,7 @@ def test_the_zone_of_the_host_changes_nothing_in_a_day_around_midnight(place: Pa
 
 
 def test_a_queue_that_stores_local_time_is_seen(place: Path) -> None:
-    """B86, control."""
+    """B85, B86, control."""
     with pytest.raises(AssertionError):
         check_every_zone_is_the_same(place, LocalTime)
 

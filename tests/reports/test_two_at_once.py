@@ -113,12 +113,12 @@ def check_each_effect_once(place: Path, make: type[Queue], jobs: int) -> None:
 
 
 def test_several_processes_drain_a_thousand_jobs_with_a_thousand_effects(place: Path) -> None:
-    """B11: on SQLite two workers ran one workflow; the dequeue was not serialised."""
+    """B11, B25: two workers ran one workflow on SQLite: select and reserve were not one step."""
     check_each_effect_once(place, Queue, 1_000)
 
 
 def test_a_claim_that_looks_before_it_locks_is_seen_to_run_jobs_twice(place: Path) -> None:
-    """B11, control."""
+    """B11, B25, control."""
     assert fails(check_each_effect_once, place, LooksThenTakes, 100)
 
 
