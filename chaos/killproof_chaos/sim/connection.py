@@ -193,6 +193,8 @@ class Connection(sqlite3.Connection):
                 runtime.observe(runtime.commits)
             if kind in (WRITE, BEGIN_WRITE) or wrote:
                 runtime.writer = self
+            if kind == BEGIN_WRITE:
+                runtime.life().inside = 0
         elif was_inside or wrote:
             written = 0 if kind == ROLLBACK else self.written
             self._ended(written)
@@ -246,8 +248,11 @@ class Connection(sqlite3.Connection):
         self.has_snapshot, self.written = False, 0
         if runtime.writer is self:
             runtime.writer = None
+        if runtime.current is not None:
+            runtime.current.inside = None
         if written:
             runtime.commits = hash((runtime.commits, written))
+            runtime.life().deeds += 1
         runtime.transaction_ended()
 
     def _relative(self, rows: Any) -> Any:
@@ -261,6 +266,7 @@ class Connection(sqlite3.Connection):
 
     def _now_ms(self, when: str) -> float:
         if when == "now":
+            self.runtime.clock_mark += 1
             return self.runtime.wall_ms
         return datetime.fromisoformat(when).replace(tzinfo=UTC).timestamp() * 1_000
 

@@ -25,11 +25,13 @@ class Clock:
 
     def now_ms(self) -> int:
         """Return the wall clock, ms since the epoch."""
+        self._runtime.clock_mark += 1
         self._runtime.observe(self._runtime.wall_ms)
         return self._runtime.wall_ms
 
     def monotonic_ns(self) -> int:
         """Return the clock that never steps, ns."""
+        self._runtime.clock_mark += 1
         self._runtime.observe(self._runtime.now_ns)
         return self._runtime.now_ns
 
@@ -197,6 +199,7 @@ class Locks:
         """Look a byte up; it is something that the asker learns."""
         life = self._register.get(byte)
         found = life is None or life.state == ENDED
+        self._runtime.death_mark += 1
         self._runtime.observe(found)
         return found
 

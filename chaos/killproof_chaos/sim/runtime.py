@@ -33,6 +33,10 @@ LOCK_WAIT_NS: Final = 10_000_000_000
 SLEEP_NS_MIN: Final = 1_000
 WALL_STEP_MS: Final = 3_600_000
 
+#: When a record of the evidence is: something begins, something ends, or neither.
+ALONE, BEGINS, ENDS = range(3)
+MASK: Final = (1 << 64) - 1
+
 READY, WANTS_LOCK, BLOCKED, ASLEEP, WAITING, ENDED = range(6)
 
 #: What can be chosen: the letter of an actor, which goes on; its capital, and its process crashes;
@@ -112,6 +116,9 @@ class Life:
         self.refused = False
         self.has_begun = False
         self.operation = ""
+        #: Points passed inside the open write transaction without a word to the outside; None: out.
+        self.inside: int | None = None
+        self.deeds = 0  #: commits and records: what others, or a judge, can see of it
         #: A hash of everything that this life has been told since it began.
         self.seen = self.index
 
@@ -162,7 +169,7 @@ class Runtime:
         self.main = getcurrent()
         self.current: Life | None = None
         self._following: Life | None = None
-        self.writer: object = None
+        self.writer: Held | None = None  #: who holds SQLite's write lock
         self.now_ns, self.wall_ms = START_NS, WALL_MS
         self.step = 0
         self.switches = 0
@@ -174,7 +181,11 @@ class Runtime:
         self.trace: list[Event] = []
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.errors: list[tuple[str, str]] = []
-        self.order = self.commits = 0
+        #: They count what a fault can come before or after: whoever reads the clock or is recorded
+        #: with its time; whoever asks whether somebody lives, or begins something.
+        self.clock_mark = self.death_mark = 0
+        self.commits = 0  #: a hash of all committed changes, in their order
+        self._before = self._moment = self._together = 0
 
     # Running.
 
@@ -189,6 +200,7 @@ class Runtime:
             self._resume(following)
             following, self._following = self._following, None
             if following is None and not self.stopped:
+                self.current = None
                 following = self._decide(None)
         left = [life for life in self.lives if life.state != ENDED]
         if left and not self.stopped:
@@ -212,6 +224,16 @@ class Runtime:
         assert self.current is not None, "only an actor comes to a point"
         return self.current
 
+    @property
+    def is_inside(self) -> bool:
+        """Whether a switch here can show nothing that one at the last point could not.
+
+        An actor that holds the write lock and tells nobody anything commutes with all others: they
+        can not write, and do not see what it has not committed. So a switch (or its own crash)
+        inside its transaction is as good as one right after the transaction began.
+        """
+        return self.current is not None and (self.current.inside or 0) > 1
+
     def point(self, *, wants_lock: bool = False) -> None:
         """Let the scheduler choose who goes on.
 
@@ -227,6 +249,8 @@ class Runtime:
         if self.quiet or self.solo:
             return
         life.seen = hash((life.seen, 1))
+        if life.inside is not None:
+            life.inside += 1
         life.state = WANTS_LOCK if wants_lock else READY
         self._yield(life)
 
@@ -260,6 +284,7 @@ class Runtime:
             raise Crashed
         life.seen = hash((life.seen, 2))
         life.state, life.woken, life.can_miss = WAITING, False, can_miss
+        self.clock_mark += 1
         life.wake_ns = None if wait_ns is None else self.now_ns + wait_ns
         if self.keeps_trace:
             self.note("sleep", "" if wait_ns is None else f"{wait_ns / 1e9:g} s")
@@ -279,6 +304,12 @@ class Runtime:
             if life.state == BLOCKED:
                 life.woken = True
 
+    def fail(self, life: Life, error: Exception) -> None:
+        """Note an exception that nobody expected."""
+        text = self.plain(f"{type(error).__name__}: {error}")
+        self.errors.append((life.name, text))
+        self._before = hash((self._before, life.name, text))
+
     # What is told.
 
     def observe(self, *facts: object) -> None:
@@ -287,17 +318,39 @@ class Runtime:
         if life is not None:
             life.seen = hash((life.seen, facts))
 
-    def record(self, file: str, record: dict[str, Any]) -> None:
+    def record(self, file: str, record: dict[str, Any], moment: int = ALONE) -> None:
         """Put a record of the evidence on file; its time is the clock and its own number.
+
+        Args:
+            file: its path in a store.
+            record: without its time.
+            moment: whether something begins or ends with it. What began before what had ended is
+                evidence; in which order two things began, or two ended, is not, and no checker
+                asks.
 
         Raises:
             Crashed: the dead write nothing, though their code may have made another error of it.
         """
-        if self.current is not None and self.current.is_dead:
-            raise Crashed
+        if self.current is not None:
+            if self.current.is_dead:
+                raise Crashed
+            self.current.inside = None
+            self.current.deeds += 1
+        self.clock_mark += 1
+        self.death_mark += moment != ENDS
+        mark = hash((file, marshal.dumps(record, 2), self.now_ns))
+        if moment == ALONE or moment != self._moment:
+            self._before = hash((self._before, self._moment, self._together))
+            self._moment, self._together = moment, mark
+        else:
+            self._together = (self._together + mark) & MASK
         record["t"] = self.now_ns + len(self.events)
         self.events.append((file, record))
-        self.order = hash((self.order, file, marshal.dumps(record, 2)))
+
+    @property
+    def order(self) -> int:
+        """A hash of the events in their order, as far as that is evidence."""
+        return hash((self._before, self._moment, self._together))
 
     def note(self, what: str, text: str = "", values: object = None, answer: object = None) -> None:
         """Put a line into the trace, if one is kept."""
@@ -325,6 +378,8 @@ class Runtime:
         """Let time pass on both clocks."""
         before = self.now_ns // 1_000_000
         self.now_ns += nanoseconds
+        self.clock_mark += 1
+        self.death_mark += 1
         self.wall_ms += self.now_ns // 1_000_000 - before
 
     def state(self) -> int:
@@ -358,7 +413,7 @@ class Runtime:
             chosen = self._choose(default, runnable, is_free=is_free)
             if chosen is None:
                 if current is not None and current.state == ENDED:
-                    current = None
+                    current = self.current = None
                 continue
             self.switches += chosen is not current
             chosen.state = READY
@@ -459,10 +514,7 @@ class Runtime:
         """End a process here and now, with all its threads."""
         before, self.current = self.current, root
         self.note("crash")
-        self.record(
-            "nemesis.jsonl",
-            {"fault": "kill", "pid": root.pid, "phase": root.operation or "handler", "hit": hit},
-        )
+        self.record("nemesis.jsonl", {"fault": "kill", "pid": root.pid, "hit": hit}, ENDS)
         self.current = before
         lives = [life for life in self.lives if life.root is root and life.state != ENDED]
         for life in lives:
@@ -490,7 +542,7 @@ class Runtime:
                 life.is_dead = True
             except Exception as error:
                 # What the actor's own code does not expect ends its process, as anywhere else.
-                self.errors.append((life.name, self.plain(f"{type(error).__name__}: {error}")))
+                self.fail(life, error)
                 if not life.is_dead:
                     self.crash(life.root, hit=False)
             life.state = ENDED

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from killproof_chaos.sim.runtime import Faults, Life, Runtime
+from killproof_chaos.sim.runtime import BEGINS, ENDS, Faults, Life, Runtime
 from killproof_chaos.workload import Job
 from killproof_evidence.target import Definite
 
@@ -228,15 +228,14 @@ class Actor:
         return True if answer is None else answer
 
     def _append(self, process: str, n: int, f: str, kind: str, fields: dict[str, Any]) -> None:
-        record = {"t": 0, "pid": self._life.pid, "process": process, "n": n, "f": f, "type": kind}
+        record = {"pid": self._life.pid, "process": process, "n": n, "f": f, "type": kind}
         record |= {name: value for name, value in fields.items() if value is not None}
-        self._runtime.record(self._file, record)
+        self._runtime.record(self._file, record, BEGINS if kind == "invoke" else ENDS)
         self._runtime.note(kind, f, {n: v for n, v in fields.items() if v is not None} or None)
 
     def _effect(self, what: str, facts: Facts, **more: Any) -> None:
         self._effects += 1
         record = {
-            "t": 0,
             "pid": self._life.pid,
             "n": self._effects,
             "job": facts.name,
@@ -245,7 +244,8 @@ class Actor:
             "queue_id": facts.job,
             "what": what,
         }
-        self._runtime.record(f"effects/{self._life.pid}.jsonl", record | more)
+        moment = BEGINS if what == "start" else ENDS
+        self._runtime.record(f"effects/{self._life.pid}.jsonl", record | more, moment)
         self._runtime.note(what, facts.name, more or None)
 
 

@@ -78,19 +78,23 @@ class Dfs:
     whatever follows was or will be explored from there.
     """
 
-    def __init__(self, bound: int = 2, *, prunes: bool = True) -> None:
+    def __init__(self, bound: int = 2, *, prunes: bool = True, reduces: bool = True) -> None:
         """Explore all schedules with at most so many preemptions; faults have budgets of their own.
 
         Args:
             bound: preemptions: switches away from an actor that could have gone on.
             prunes: whether equal states are explored once.
+            reduces: whether choices are left out that can show nothing new: switches inside a write
+                transaction (`Runtime.is_inside`), and a fault where nothing has happened since it
+                was a choice before that could tell the two apart.
         """
         self.bound = bound
-        self._prunes = prunes
+        self._prunes, self._reduces = prunes, reduces
         self._levels: dict[int, list[tuple[Choices, int]]] = defaultdict(list)
         self._levels[0].append(((), 0))
         self._prefix: Choices = ()
         self._at = self._preemptions = 0
+        self._offered: dict[str, tuple[int, int]] = {}
         self._known: dict[int, list[tuple[int, ...]]] = {}
         #: Deviations (preemptions and faults) of the schedules that are explored now.
         self.level = 0
@@ -111,6 +115,7 @@ class Dfs:
             return False
         self._prefix, self._preemptions = self._levels[self.level].pop()
         self._at = 0
+        self._offered = {}
         return True
 
     def choose(self, runtime: Runtime, options: Sequence[str], *, is_free: bool) -> str | None:
@@ -124,8 +129,13 @@ class Dfs:
             return label
         if self._prunes and self._is_known(runtime):
             return None
+        inside = self._reduces and not is_free and runtime.is_inside
         for label in options[1:]:
             fault = is_fault(label)
+            if (inside and not fault) or (
+                fault and self._reduces and self._is_stale(runtime, label)
+            ):
+                continue
             preempts = not fault and not is_free
             if preempts and self._preemptions == self.bound:
                 continue
@@ -133,6 +143,18 @@ class Dfs:
             level = self.level + (fault or preempts)
             self._levels[level].append((child, self._preemptions + preempts))
         return options[0]
+
+    def _is_stale(self, runtime: Runtime, label: str) -> bool:
+        """Say whether this run had the choice before, with nothing since that depends on it."""
+        if label[0].isupper():
+            life = runtime.roots[ord(label) - ord("A")]
+            mark = (runtime.death_mark, life.deeds)
+        else:
+            mark = (runtime.clock_mark, 0)
+        if label[0] == LOST or self._offered.get(label) != mark:
+            self._offered[label] = mark
+            return False
+        return True
 
     def _is_known(self, runtime: Runtime) -> bool:
         left = runtime.left

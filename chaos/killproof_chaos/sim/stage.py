@@ -148,8 +148,6 @@ class Stage:
         verdict, key = None, 0
         if runtime.stopped != "cut":
             self._heal()
-            for actor, text in runtime.errors:
-                runtime.order = hash((runtime.order, actor, text))
             key = hash((runtime.order, runtime.commits))
             verdict = self._verdicts.get(key)
             if verdict is None:
@@ -207,7 +205,7 @@ class Stage:
         actor.finish()
         self._ids = actor.ids
         self._producer.close()
-        self._first = (tuple(runtime.events), runtime.order, runtime.commits)
+        self._first = (tuple(runtime.events), runtime.commits)
         self._parties = [_Party(self, root) for root in roots]
         self._database = sqlite3.connect(self.path, isolation_level=None, cached_statements=512)
         self._image = _Image(self._database)
@@ -217,7 +215,7 @@ class Stage:
         runtime = self.runtime
         runtime.quiet = True
         runtime.reset()
-        events, runtime.order, runtime.commits = self._first
+        events, runtime.commits = self._first
         runtime.events.extend(events)
         self._register.clear()
         for party in self._parties:
@@ -253,7 +251,7 @@ class Stage:
             actor.finish()
         except Exception as error:
             # The queue is broken for whoever comes after; that is a finding, not our failure.
-            runtime.errors.append(("heal", runtime.plain(f"{type(error).__name__}: {error}")))
+            runtime.fail(healer.life, error)
         healer.drop()
 
     def _is_drained(self) -> bool:
@@ -288,7 +286,9 @@ class Stage:
         return records
 
     def _rows(self) -> Iterator[dict[str, Any]]:
-        for row in self.target.snapshot(self.place):
+        rows = getattr(self.target, "rows", None)
+        found = self.target.snapshot(self.place) if rows is None else rows(self.database)
+        for row in found:
             yield row.record()
 
 

@@ -124,13 +124,17 @@ class MinimalTarget:
 
     def snapshot(self, place: Path) -> Iterable[JobRow]:
         """Read every job."""
-        columns = "id, kind, state, attempts, payload, error, max_attempts, priority, key, fence"
-        query = f"SELECT {columns}, due_ms FROM job ORDER BY id"  # noqa: S608 - literals
         with closing(sqlite3.connect(place / self.database)) as db:
-            db.row_factory = sqlite3.Row
-            for row in db.execute(query):
-                values = dict(row)
-                yield JobRow(**{**values, "payload": json.loads(values["payload"])})
+            yield from self.rows(db)
+
+    def rows(self, db: sqlite3.Connection) -> Iterable[JobRow]:
+        """Read the same through a connection that is open."""
+        columns = "id, kind, state, attempts, payload, error, max_attempts, priority, key, fence"
+        cursor = db.execute(f"SELECT {columns}, due_ms FROM job ORDER BY id")  # noqa: S608 - fixed
+        names = [column[0] for column in cursor.description]
+        for row in cursor:
+            values = dict(zip(names, row, strict=True))
+            yield JobRow(**{**values, "payload": json.loads(values["payload"])})
 
 
 class MinimalClient:
