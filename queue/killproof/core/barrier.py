@@ -70,10 +70,8 @@ class Barrier:
                 raise OutcomeUnknown(
                     "the descriptor of the log was closed: open the queue anew"
                 ) from error
-            raise StorageFailed(
-                f"fdatasync of {self._path}-wal failed ({error.strerror}): the queue is stopped; "
-                f"end all its processes, then run: killproof doctor --repair --db {self._path}"
-            ) from error
+            why = f"fdatasync of the log failed: {error.strerror}"
+            raise StorageFailed(stopped(self._path, why)) from error
         if not is_same:
             raise OutcomeUnknown(
                 f"the log of {self._path} was deleted or replaced: open the queue anew"
@@ -118,10 +116,15 @@ def check_not_failed(path: str) -> None:
         StorageFailed: the marker is there.
     """
     if os.access(f"{path}.failed", os.F_OK):
-        raise StorageFailed(
-            f"{path} is stopped, the disk failed once ({path}.failed says when): "
-            f"end all its processes, then run: killproof doctor --repair --db {path}"
-        )
+        raise StorageFailed(stopped(path, f"the disk failed once, {path}.failed says when"))
+
+
+def stopped(path: str, why: str) -> str:
+    """Return what everybody is told who meets a stopped file, with the way back."""
+    return (
+        f"{path} is stopped ({why}): end all its processes, "
+        f"then run: killproof doctor --repair --db {path}"
+    )
 
 
 def mark_failed(path: str, reason: str) -> None:

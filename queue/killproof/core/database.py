@@ -434,7 +434,8 @@ class Database:
             self._dead = str(error)
             raise
         except StorageFailed as error:
-            self.fail(str(error))
+            cause = error.__cause__
+            self.fail(f"fdatasync of the log failed: {cause}" if cause else "the disk failed once")
             raise
 
     def _checkpoint_due(self, handle: Handle) -> bool:
@@ -469,7 +470,7 @@ class Database:
         if done > log:
             # Only a process killed inside walRestartHdr leaves this behind; frames are invisible.
             self.fail(f"the index of the log is corrupt: {done} frames copied of {log}")
-            raise StorageFailed(_failed[self.path])
+            raise StorageFailed(barrier.stopped(self.path, _failed[self.path]))
         if busy and handle.log_bytes > self._log_bytes_told:
             # Every page since its snapshot stays in the log until a reader ends: said once, and
             # again whenever the log has doubled.
@@ -494,7 +495,7 @@ class Database:
 
     def _handle(self) -> Handle:
         if self.path in _failed:
-            raise StorageFailed(f"{self.path} is stopped: {_failed[self.path]}")
+            raise StorageFailed(barrier.stopped(self.path, _failed[self.path]))
         if self._dead:
             raise StorageFailed(f"this queue object is stopped: {self._dead}")
         if self._closed:
