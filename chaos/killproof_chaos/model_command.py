@@ -60,6 +60,7 @@ def search(
     attempts: Annotated[
         int | None, typer.Option(help="Attempts of a job; as the contract says, at most 2.")
     ] = None,
+    people: Annotated[bool, typer.Option(help="Whether people cancel, hold and replay.")] = True,
     states: Annotated[int, typer.Option(help="States at most; then it is unknown.")] = STATES_MAX,
     guards: Annotated[bool, typer.Option("--guards", help="List the guards, and end.")] = False,
     diagram: Annotated[
@@ -88,6 +89,7 @@ def search(
         crashes=None if crashes is None else within("crashes", crashes, 0, CRASHES_MAX),
         attempts=None if attempts is None else within("attempts", attempts, 1, ATTEMPTS_MAX),
         states=within("states", states, 1, STATES_LIMIT),
+        people=people,
     )
     model.rules_of(options, targets.load(target).contract)
     ending = Ending(unknown=unknown, junit=junit, as_json=as_json)
@@ -194,9 +196,13 @@ def rows(record: Mapping[str, Any]) -> list[Row]:
 
 def figures(record: Mapping[str, Any]) -> list[str]:
     """Return how far the search reached, and what it does not show."""
-    crashes = "any number of crashes, stops, late heartbeats, releases and replays"
+    few = "" if record["crashes"] is None else f"at most {record['crashes']} crashes, "
+    people = "" if record["people"] else "; nobody cancels, holds or replays"
     without = f"; without {', '.join(record['without'])}" if record["without"] else ""
-    lines = [f"{record['attempts']} attempts to a job, {crashes}{without}"]
+    lines = [
+        f"at most {record['attempts']} attempts to a job, {few}any number of "
+        f"{'' if few else 'crashes, '}stops, late heartbeats and releases{people}{without}"
+    ]
     if record["not_walked"] and not record["without"]:
         lines.append(
             f"edges of the contract that it never walks: {', '.join(record['not_walked'])}"

@@ -18,6 +18,7 @@ from killproof_chaos.engines.model_promises import CHECKS, JUDGED
 from killproof_chaos.engines.model_protocol import (
     ACTIONS,
     GUARDS,
+    STALE,
     Job,
     Lease,
     Rules,
@@ -180,6 +181,25 @@ def test_crashes_are_counted_when_they_are_bounded() -> None:
     assert once.broken == {}
 
 
+def test_without_people_nobody_cancels_and_no_cancel_is_judged() -> None:
+    rules = Rules.of(CONTRACT, people=False)
+    found = search(rules, LEASES, JUDGED)
+
+    assert found.exhausted
+    assert {"cancel", "hold", "hold_leased", "unhold", "replay"}.isdisjoint(
+        {name for name, _ in found.seen}
+    )
+    assert set(JUDGED) - set(model.promises_of(rules)) == {"P15"}
+
+
+def test_the_search_ends_with_the_states_as_deep_as_the_first_fault() -> None:
+    found = searched("cancel.state")
+
+    assert len(way(found, "P7")) == 5
+    assert found.depth == 5
+    assert not found.exhausted
+
+
 # Termination.
 
 
@@ -260,6 +280,21 @@ def test_states_that_differ_by_names_and_fences_alone_go_on_alike(scope: Scope) 
                 assert following(rules, other) == following(rules, state)
 
 
+def test_how_many_attempts_an_ended_job_had_changes_nothing_that_follows() -> None:
+    """The control: of a job that can still run it does."""
+    rules = Rules.of(CONTRACT)
+
+    def with_attempts(word: str, count: int) -> State:
+        job = Job(state=word, fence=5, deliveries=5, forgiven=5 - count, runs=count)
+        return State(jobs=(job,), workers=(Lease(0, 4, truth=STALE, live=False), None))
+
+    for word in ("succeeded", "dead", "cancelled"):
+        one, two = with_attempts(word, 1), with_attempts(word, 2)
+        assert key(rules, one) == key(rules, two)
+        assert following(rules, one) == following(rules, two)
+    assert key(rules, with_attempts("available", 0)) != key(rules, with_attempts("available", 1))
+
+
 def test_states_that_differ_in_what_can_follow_have_different_keys() -> None:
     """The control: a stale lease, a lease about to run out and a used-up attempt all count."""
     rules = Rules.of(CONTRACT)
@@ -309,7 +344,7 @@ def test_a_queue_with_fewer_words_is_asked_for_less() -> None:
 
     assert (rules.retry, rules.lost_again) == ("scheduled", "available")
     assert names.isdisjoint({"cancel", "snooze", "hold", "replay"})
-    assert searched(contract=rules.contract, promises=model.promises_of(rules.contract)).exhausted
+    assert searched(contract=rules.contract, promises=model.promises_of(rules)).exhausted
 
 
 def test_a_contract_without_edges_is_unknown_not_broken(tmp_path: Path) -> None:
@@ -333,7 +368,7 @@ target.contract = Contract(promises={"P5": True, "P7": True})
 def test_only_promises_that_are_made_are_judged() -> None:
     contract = replace(CONTRACT, promises={"P5": True, "P6": "key", "P9": True})
 
-    assert model.promises_of(contract) == ("P5",)
+    assert model.promises_of(Rules.of(contract)) == ("P5",)
     assert set(CHECKS) < set(JUDGED)
 
 

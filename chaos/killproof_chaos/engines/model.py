@@ -56,6 +56,7 @@ class Options:
     crashes: int | None = None  #: None: any number
     attempts: int | None = None  #: None: the contract's, at most ATTEMPTS_MAX
     states: int = STATES_MAX
+    people: bool = True  #: whether they cancel, hold and replay
 
     def argv(self) -> list[str]:
         """Return the command that does the same again."""
@@ -72,7 +73,7 @@ class Options:
         ):
             if value != usual:
                 words += [f"--{name}", str(value)]
-        return words
+        return words if self.people else [*words, "--no-people"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,24 +145,29 @@ def rules_of(options: Options, contract: Contract) -> Rules:
         ValueError: a guard is unknown; the message names it and the remedy.
     """
     without = frozenset(options.without)
-    return Rules.of(contract, without=without, max_attempts=options.attempts)
+    return Rules.of(contract, without=without, max_attempts=options.attempts, people=options.people)
 
 
-def promises_of(contract: Contract) -> tuple[str, ...]:
+def promises_of(rules: Rules) -> tuple[str, ...]:
     """Return what the contract promises and the model can judge.
 
-    An effect that a key at the sink makes single is not the protocol's.
+    An effect that a key at the sink makes single is not the protocol's; without people nobody
+    cancels.
     """
-    made = {name: contract.promised(name) for name in JUDGED}
+    made = {name: rules.contract.promised(name) for name in JUDGED}
     return tuple(
-        name for name, level in made.items() if level and (name != "P6" or level == "transaction")
+        name
+        for name, level in made.items()
+        if level
+        and (name != "P6" or level == "transaction")
+        and (name != "P15" or "cancel" in {action.name for action in offered(rules)})
     )
 
 
 def _scopes(options: Options, rules: Rules) -> list[tuple[str, Scope]]:
     crashes = UNLIMITED if options.crashes is None else options.crashes
     scopes = [("leases", Scope(workers=options.workers, jobs=options.jobs, crashes=crashes))]
-    if "P12" in promises_of(rules.contract):
+    if "P12" in promises_of(rules):
         keys = Scope(workers=1, jobs=KEYED_JOBS, producers=PRODUCERS, crashes=crashes)
         scopes.append(("keys", keys))
     # The run ends at the first search in which something breaks.
@@ -170,7 +176,7 @@ def _scopes(options: Options, rules: Rules) -> list[tuple[str, Scope]]:
 
 def _searched(rules: Rules, name: str, scope: Scope, options: Options, show: Show) -> Searched:
     began = time.monotonic()
-    promises = promises_of(rules.contract)
+    promises = promises_of(rules)
     found = search(rules, scope, promises, states_max=options.states, show=show)
     return Searched(name=name, scope=scope, found=found, seconds=time.monotonic() - began)
 
@@ -237,7 +243,7 @@ def _verdict(
     missed = [name for name, hit in owed.items() if not hit]
     because = [f"obligation missed: {name}" for name in missed]
     exhausted = all(each.found.exhausted for each in searched)
-    judged = promises_of(rules.contract)
+    judged = promises_of(rules)
     if not judged:
         because.append("the contract promises nothing that this engine judges")
     because += [f"{n}: {why}" for n, why in _unheard(rules.contract).items() if n in judged]
@@ -267,6 +273,8 @@ def _verdict(
         },
         "searches": records,
         "attempts": rules.max_attempts,
+        "crashes": options.crashes,
+        "people": options.people,
         "without": sorted(rules.without),
         "not_walked": _not_walked(rules.contract, edges),
         "diagram": diagram(edges),
@@ -305,7 +313,7 @@ def _property(
     entry = next(entry for entry in PROPERTIES if entry.number == number)
     if not rules.contract.promised(number):
         return {"verdict": "not_promised", "checked": 0, "witnesses": []}
-    if number not in promises_of(rules.contract):
+    if number not in promises_of(rules):
         return {"verdict": "not_judged", "checked": 0, "by": entry.engines[0], "witnesses": []}
     found: dict[str, Any] = {"verdict": "pass", "checked": _checked(number, searched)}
     if number in broken:

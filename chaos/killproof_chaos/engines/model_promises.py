@@ -20,7 +20,7 @@ from killproof_chaos.engines.model_protocol import (
 from killproof_evidence.contract import START, TERMINAL
 
 OUTCOMES: Final = frozenset(
-    {"ack", "complete", "nack", "release", "snooze", "hold_leased", "extend"}
+    {"ack", "ack_unheard", "complete", "nack", "release", "snooze", "hold_leased", "extend"}
 )
 
 Check = Callable[[Rules, str, State, Move], str | None]
@@ -51,8 +51,9 @@ def fenced_outcome(rules: Rules, action: str, before: State, move: Move) -> str 
     if action == "ack" and lease.truth == ACKED and job == after:
         return None  # Repeated after a lost answer: it was so, and nothing changes.
     what = "was told yes" if job == after else "changed the job"
+    name = action.removesuffix("_unheard")
     return (
-        f"the {action} of w{move.actor + 1} with fence {lease.fence} {what}, and its lease on "
+        f"the {name} of w{move.actor + 1} with fence {lease.fence} {what}, and its lease on "
         f"job {move.job + 1} was lost before"
     )
 

@@ -8,8 +8,8 @@ What an actor has read is kept apart from what the row says now. A worker *looks
 a reaper *suspects* and reaps later; a worker that was stopped past its lease wakes up and goes on.
 What makes late acts harmless are the guards, and each of them can be taken away by its name.
 
-Fields called ghosts are the truth, not columns: no guard and no effect reads them, only the
-promises of `model_promises.py` do.
+Fields called ghosts are the truth, not columns: no guard reads them, only the promises of
+`model_promises.py` do, and what the surroundings do to the holder of a lease (a crash, its time).
 
 It is the protocol and not the code. It leaves out what the protocol does not rest on: the owner in
 the statements' WHERE (the fence alone must do), due times and their order, and the SQL.
@@ -139,6 +139,7 @@ class Rules:
     retry: str  #: the state in which a failed attempt waits
     lost_again: str  #: the state of a job whose lease is lost, from the second time on
     without: frozenset[str] = frozenset()
+    people: bool = True  #: whether people cancel, hold and replay
     words: frozenset[str] = field(default_factory=frozenset)  #: the contract's states
 
     @classmethod
@@ -148,6 +149,7 @@ class Rules:
         *,
         without: frozenset[str] = frozenset(),
         max_attempts: int | None = None,
+        people: bool = True,
     ) -> "Rules":
         """Take from the contract what its queue does, and in which words.
 
@@ -159,6 +161,7 @@ class Rules:
             contract: of the target.
             without: guards to take away.
             max_attempts: executions in all; None: the contract's own, at most ATTEMPTS_MAX.
+            people: whether people cancel, hold and replay; without them fewer states are reached.
 
         Raises:
             ValueError: a guard is unknown; the message names it and the remedy.
@@ -179,6 +182,7 @@ class Rules:
             retry=retry,
             lost_again="available" if parameters.get("crash_later") == "immediate" else retry,
             without=without,
+            people=people,
             words=words,
         )
 
@@ -203,6 +207,7 @@ class Action:
     #: Whether it can still happen for ever once the faults, and the whims of people, have ended.
     lasting: bool = True
     words: tuple[str, ...] = ()  #: states that a contract needs for it
+    person: bool = False  #: a person does it, or must decide about what it leaves
 
 
 def put(row: tuple[Item, ...], index: int, value: Item) -> tuple[Item, ...]:
@@ -384,11 +389,11 @@ def ack(rules: Rules, state: State) -> Iterator[Move]:
 def ack_unheard(rules: Rules, state: State) -> Iterator[Move]:
     """Finish a job, and never hear of it: the worker still has its lease in hand."""
     for who, lease, job in working(state):
-        if lease.truth == CURRENT and accepted(rules, "ack", job, lease):
+        if accepted(rules, "ack", job, lease):
             over = job._replace(state="succeeded", lease="")
             after = changed(ended(state, lease.job), lease.job, over)
-            kept = lease._replace(truth=ACKED, live=False)
-            yield Move(who, lease.job, known(after, who, kept))
+            truth = ACKED if lease.truth == CURRENT else lease.truth
+            yield Move(who, lease.job, known(after, who, lease._replace(truth=truth, live=False)))
 
 
 def extend(rules: Rules, state: State) -> Iterator[Move]:
@@ -569,6 +574,7 @@ ACTIONS: Final = (
         moves=_outcome("hold_leased", _given_back("held")),
         lasting=False,
         words=("held",),
+        person=True,
     ),
     Action(name="extend", moves=extend),
     Action(name="crash", moves=crash, lasting=False),
@@ -578,13 +584,23 @@ ACTIONS: Final = (
     Action(name="expire_running", moves=expire_running, lasting=False),
     Action(name="suspect", moves=suspect, must="somebody reaps"),
     Action(name="reap", moves=reap, must="somebody reaps"),
-    Action(name="cancel", moves=cancel, lasting=False, words=("cancelled",)),
-    Action(name="hold", moves=hold, lasting=False, words=("held",)),
-    Action(name="unhold", moves=unhold, must="people decide about what is held", words=("held",)),
-    Action(name="replay", moves=replay, lasting=False, words=("dead", "cancelled")),
+    Action(name="cancel", moves=cancel, lasting=False, words=("cancelled",), person=True),
+    Action(name="hold", moves=hold, lasting=False, words=("held",), person=True),
+    Action(
+        name="unhold",
+        moves=unhold,
+        must="people decide on what is held",
+        words=("held",),
+        person=True,
+    ),
+    Action(name="replay", moves=replay, lasting=False, words=("dead", "cancelled"), person=True),
 )
 
 
 def offered(rules: Rules) -> tuple[Action, ...]:
     """Return the actions that a queue of this contract has."""
-    return tuple(action for action in ACTIONS if rules.knows(*action.words))
+    return tuple(
+        action
+        for action in ACTIONS
+        if rules.knows(*action.words) and (rules.people or not action.person)
+    )

@@ -190,13 +190,10 @@ class _Search:
 
     def run(self) -> Found:
         found = self.found
-        deepest = -1  # Of the states that are still looked at when something broke.
         while len(self.onward) < len(self.states) <= self.states_max:
             number = len(self.onward)
             depth = self.depths[number]
-            if found.broken and deepest < 0:
-                deepest = depth
-            if found.broken and depth > deepest:
+            if found.broken and depth > self.depths[number - 1]:
                 break
             if number and number % SHOW_EVERY == 0:
                 self.show(Turn(number, len(self.states), depth))
