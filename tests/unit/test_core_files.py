@@ -395,7 +395,8 @@ def test_a_failure_whose_reason_is_no_unicode_is_marked(place: Path) -> None:
 def test_a_barrier_that_can_not_be_built_leaves_no_descriptor_open(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (place / "q.db-wal").touch()
+    for name in ("q.db", "q.db-wal"):
+        (place / name).touch()
     monkeypatch.setattr(barrier, "sync_directory", lambda path: 1 / 0)
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(ZeroDivisionError):

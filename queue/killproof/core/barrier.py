@@ -16,6 +16,7 @@ import re
 from pathlib import Path
 
 from killproof.core.errors import OutcomeUnknown, StorageFailed
+from killproof.core.turnstile import close_quietly
 
 #: File systems whose fsync does nothing: a power cut takes everything.
 RAM_KINDS = frozenset({"tmpfs", "ramfs", "devtmpfs"})
@@ -59,42 +60,46 @@ class Barrier:
         """Return when everything committed before this call is durable.
 
         Raises:
-            OutcomeUnknown: the log was deleted or the descriptor closed under us; indefinite.
+            OutcomeUnknown: the database or its log was deleted or replaced, or the descriptor
+                closed, under us; indefinite.
             StorageFailed: the disk failed; never to be retried.
         """
         try:
             os.fdatasync(self._descriptor)
             is_same = self._identity() == self._file
         except OSError as error:
-            if error.errno in (errno.EBADF, errno.ENOENT):
+            # None of these comes from the sync itself.
+            if error.errno in (errno.EBADF, errno.ENOENT, errno.ENOTDIR, errno.EACCES):
                 raise OutcomeUnknown(
-                    "the descriptor of the log was closed: open the queue anew"
+                    f"{self._path} or its log's descriptor is out of reach: open the queue anew"
                 ) from error
             why = f"fdatasync of the log failed: {error.strerror}"
             raise StorageFailed(stopped(self._path, why)) from error
         if not is_same:
             raise OutcomeUnknown(
-                f"the log of {self._path} was deleted or replaced: open the queue anew"
+                f"{self._path} or its log was deleted or replaced: open the queue anew"
             )
         check_not_failed(self._path)
 
     def close(self) -> None:
         """Close the descriptor; safe at any time, because the log carries no POSIX locks."""
-        try:
-            os.close(self._descriptor)
-        except OSError:
-            return
+        close_quietly(self._descriptor)
 
     def _identity(self) -> str:
-        """Name the file behind the descriptor, its link count included.
+        """Name the file behind the descriptor, its link count included, and its database.
 
         The kernel's text for it changes when the file is deleted ("... (deleted)"), renamed, or the
         number belongs to another file by now.  `fstat` would say the same, but it marks the
         timestamps of the file as seen (Linux 6.13 and later), and then the next write has to
-        journal a fresh one: 60 to 100 us for each commit.
+        journal a fresh one: 60 to 100 us for each commit.  The database is not written by a commit:
+        its number costs 1 us, and tells of one that was removed, or replaced by a backup.
+
+        Raises:
+            OSError: the database is gone, or the descriptor was closed.
         """
+        database = os.stat(self._path).st_ino
         try:
-            return os.readlink(f"/proc/self/fd/{self._descriptor}")
+            return f"{os.readlink(f'/proc/self/fd/{self._descriptor}')} {database}"
         except FileNotFoundError:
             status = os.fstat(self._descriptor)  # EBADF if it was closed; else there is no /proc.
             return f"{status.st_dev}:{status.st_ino}:{status.st_nlink > 0}"
