@@ -4,6 +4,7 @@ What other programs did to their files is done here to a real one: descriptors c
 file systems that keep no promise, transactions left behind by an exception.
 """
 
+import os
 import sqlite3
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from killproof import FileRefused, Host, Queue, maintenance
+from killproof import FileRefused, Host, OutcomeUnknown, Queue, StorageFailed, maintenance
 from killproof.core import barrier, database, sync
 from killproof.core.host import KernelLocks
 from killproof.maintenance import Check, doctor
@@ -245,6 +246,68 @@ def test_a_sync_that_does_not_look_which_log_it_syncs_is_seen_to_lose_the_job(pl
     """B76, control: SQLite reports no error."""
     with pytest.raises(AssertionError, match="acknowledged"):
         check_nothing_acknowledged_is_lost(place, "barrier.Barrier._identity = lambda self: ''")
+
+
+# The other half of B82: the file is replaced while it is open.
+
+
+def removed(path: Path) -> None:
+    path.unlink()
+
+
+def renamed(path: Path) -> None:
+    path.rename(path.with_name("old.db"))
+
+
+def restored(path: Path) -> None:
+    """Put a backup in its place, as restores do that think of no open handles."""
+    backup = path.with_name("backup.db")
+    with closing(sqlite3.connect(path)) as live, closing(sqlite3.connect(backup)) as copy:
+        live.backup(copy)
+    backup.rename(path)
+
+
+class LooksAtTheLogAlone(barrier.Barrier):
+    """Knows its log by name, as killproof did, and not the database that it belongs to."""
+
+    def _identity(self) -> str:
+        return os.readlink(f"/proc/self/fd/{self._descriptor}")
+
+
+class Unaware(KernelLocks):
+    def barrier(self, path: str) -> LooksAtTheLogAlone:
+        return LooksAtTheLogAlone(path)
+
+
+def check_nothing_is_acknowledged_into_another_file(
+    place: Path, happens: Callable[[Path], None], lock: KernelLocks
+) -> None:
+    path = place / "q.db"
+    with Queue(path, host=Host(lock=lock)) as queue:
+        queue.enqueue("kind", 1)
+        happens(path)
+        with pytest.raises(OutcomeUnknown, match="open the queue anew"):
+            queue.enqueue("kind", 2)
+        with pytest.raises(StorageFailed, match="this queue object is stopped"):
+            queue.enqueue("kind", 3)
+    assert not Path(f"{path}.failed").exists()  # It is no fault of the disk.
+
+
+@pytest.mark.parametrize("happens", [removed, renamed, restored])
+def test_a_database_that_is_replaced_under_us_is_never_acknowledged_into(
+    place: Path, happens: Callable[[Path], None]
+) -> None:
+    """The file was restored while it was open: the other half of a restore over a live file."""
+    check_nothing_is_acknowledged_into_another_file(place, happens, KernelLocks())
+
+
+@pytest.mark.parametrize("happens", [removed, renamed, restored])
+def test_a_barrier_that_knows_its_log_alone_is_seen_to_acknowledge_what_is_lost(
+    place: Path, happens: Callable[[Path], None]
+) -> None:
+    """Control; this was killproof's own fault."""
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        check_nothing_is_acknowledged_into_another_file(place, happens, Unaware())
 
 
 # B79: corruption whose cause nobody isolated.
