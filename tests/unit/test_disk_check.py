@@ -2,12 +2,14 @@
 
 import json
 import sqlite3
+import threading
 from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from killproof_chaos.engines import disk_check
 from killproof_chaos.engines.disk_check import Checker, Outcome, Row, Told, moves, read_told, sums
 from killproof_chaos.engines.finish import EFFECT_TABLE
 from killproof_chaos.targets import load
@@ -50,7 +52,16 @@ def check(place: Path, told: Iterable[Told], state: str, *, effects: int = 0) ->
         (Told(f="claim", job="1", fence=2), False),
         (Told(f="ack", job="1", fence=1), False),
         (Told(f="nack", job="1", fence=1), False),
+        (Told(f="release", job="1", fence=1), False),
+        (Told(f="refused", job="1", fence=1), False),
+        (Told(f="refused", job="1", fence=0), True),
+        (Told(f="get", job="1", fence=1, value={"state": "leased"}), True),
+        (Told(f="get", job="1", fence=1, value={"state": "succeeded"}), False),
+        (Told(f="get", job="1", fence=2, value={"state": "available"}), False),
+        (Told(f="get", job="9", fence=0, value={"state": "available"}), False),
         (Told(f="cancel", job="1", value=None), True),
+        (Told(f="cancel", job="1", value=True), False),
+        (Told(f="replay", job="1", value=True), True),  # This queue keeps no sign of a replay.
     ],
 )
 def test_an_image_honours_a_note_or_says_that_it_does_not(
@@ -90,6 +101,76 @@ def test_an_effect_that_is_in_the_table_twice_breaks_p6(place: Path) -> None:
     assert [broken.promise for broken in outcome.broken] == ["P6"]
 
 
+def test_an_effect_in_the_table_without_any_job_breaks_p6(place: Path) -> None:
+    (place / "made").mkdir()
+    image_of(place / "made", "succeeded", effects=1)
+    with closing(sqlite3.connect(place / "made/queue.db")) as db:
+        db.execute("DELETE FROM job")
+        db.commit()
+    image = {"queue.db": (place / "made/queue.db").read_bytes()}
+    outcome = Checker(load("minimal"), place / "image", [], database="queue.db").check(image)
+
+    assert [(broken.promise, broken.job) for broken in outcome.broken] == [("P6", None)]
+
+
+def test_a_replay_that_left_no_sign_is_not_honoured(place: Path) -> None:
+    target = load("killproof")
+    told = [Told(f="replay", job="1", value=True)]
+    checker = Checker(target, place / "image", told, database="queue.db")
+    with closing(target.client(place)) as client:
+        client.enqueue("a", {"id": "j1"})
+
+    image = {"queue.db": (place / "queue.db").read_bytes()}
+    assert checker.check(image).unhonoured == (0,)
+
+
+def test_an_image_from_before_the_queue_was_made_may_be_made_again(place: Path) -> None:
+    checker = Checker(load("minimal"), place / "image", [], database="queue.db")
+
+    assert not checker.check({}, prepared=True).opens  # The table of effects is not there.
+    assert checker.check({}, prepared=False).opens
+
+
+def test_a_fault_of_the_harness_is_not_told_as_a_fault_of_the_file(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_rows: object) -> None:
+        raise KeyError("the harness's own")
+
+    monkeypatch.setattr(disk_check, "keys", fail)
+    with pytest.raises(KeyError):
+        check(place, [], "available")
+
+
+def test_an_image_that_found_no_room_says_nothing_of_the_queue(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_check, "ROOM_BYTES_MIN", 1 << 60)
+    checker = Checker(load("minimal"), place / "image", [], database="queue.db")
+
+    with pytest.raises(OSError, match="no room for images"):
+        checker.check({"queue.db": b"no database"})
+
+
+def test_a_target_that_never_opens_an_image_is_not_waited_for(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = load("minimal")
+    monkeypatch.setattr(target, "client", lambda _place: threading.Event().wait())
+    monkeypatch.setattr(disk_check, "IMAGE_SECONDS_MAX", 0.01)
+    outcome = Checker(target, place / "image", [], database="queue.db").check({})
+
+    assert not outcome.opens
+    assert "it is not open after" in outcome.broken[0].story
+
+
+def test_a_promise_is_checked_only_where_an_image_holds_a_case_of_it(place: Path) -> None:
+    outcome = check(place, [], "available")
+
+    assert [outcome.checked.get(name, 0) for name in ("P6", "P12", "P13", "P14")] == [0] * 4
+    assert outcome.checked["P7"] == 1
+
+
 def test_a_whole_image_breaks_nothing(place: Path) -> None:
     outcome = check(place, [Told(f="ack", job="1", fence=1)], "succeeded", effects=1)
 
@@ -116,8 +197,8 @@ def test_recovery_that_loses_a_job_or_counts_wrong_breaks_p14() -> None:
     row = {"1": Row(id="1", state="available")}
 
     assert [broken.promise for broken in sums(row, {}, None)] == ["P14"]
-    assert [broken.promise for broken in sums(row, row, lambda: {"available": 2})] == ["P14"]
-    assert list(sums(row, row, lambda: {"available": 1, "dead": 0})) == []
+    assert [broken.promise for broken in sums(row, row, {"available": 2})] == ["P14"]
+    assert list(sums(row, row, {"available": 1, "dead": 0})) == []
 
 
 def test_a_note_that_is_no_answer_of_the_queue_is_left_out() -> None:

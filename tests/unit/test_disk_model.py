@@ -159,6 +159,17 @@ def test_a_sync_that_failed_makes_nothing_durable() -> None:
     assert cut(tape_of(log), Policy.DROP) == {"q.db": b""}
 
 
+def test_what_a_failed_sync_was_to_write_is_not_made_durable_by_the_next() -> None:
+    log = Log()
+    log.write(b"data")
+    log.end(log.begin(Kind.FDATASYNC), error=5)
+    log.write(b"D")
+    log.sync()
+
+    assert cut(tape_of(log), Policy.DROP) == {"q.db": b"D"}
+    assert cut(tape_of(log), Policy.KEEP) == {"q.db": b"Data"}
+
+
 def test_a_sync_of_one_file_leaves_another_pending() -> None:
     log = Log()
     log.write(b"data")
@@ -398,6 +409,30 @@ def test_a_rename_replaces_its_target_or_leaves_it() -> None:
 
     assert cut(tape, Policy.KEEP) == {"q.db": b"new"}
     assert cut(tape, Policy.DROP) == {"q.db": b"old", "fresh": b"new"}
+
+
+def test_a_rename_from_one_folder_to_another_is_durable_when_both_were_synced() -> None:
+    log = Log()
+    other = FileKey(1, 3, 1)
+    initial = {"fresh": (LOG, b"new"), "in/kept": (DATABASE, b"")}
+    log.end(log.begin(Kind.OPEN, other, name="in", file=File.DIRECTORY), key=other)
+    log.end(log.begin(Kind.RENAME, LOG, name="fresh", target="in/moved"))
+    log.end(log.begin(Kind.FSYNC, other, file=File.DIRECTORY))
+    half = tape_of(log, initial)
+    log.sync_folder()
+
+    assert cut(half, Policy.DROP) == {"fresh": b"new", "in/kept": b""}
+    assert cut(tape_of(log, initial), Policy.DROP) == {"in/kept": b"", "in/moved": b"new"}
+
+
+def test_an_open_that_is_logged_after_its_file_was_replaced_takes_no_name() -> None:
+    log = Log()
+    late = log.begin(Kind.OPEN, NO_KEY, name="q.db", flags=os.O_RDWR | os.O_CREAT)
+    log.end(log.begin(Kind.RENAME, LOG, name="fresh", target="q.db"))
+    log.end(late, key=DATABASE)
+    tape = tape_of(log, {"q.db": (DATABASE, b"old"), "fresh": (LOG, b"new")})
+
+    assert cut(tape, Policy.KEEP) == {"q.db": b"new"}
 
 
 def test_an_open_that_truncates_empties_the_file() -> None:

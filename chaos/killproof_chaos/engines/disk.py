@@ -23,7 +23,7 @@ from typing import Any, Final
 from killproof_chaos import targets
 from killproof_chaos.engines import disk_verdict, disk_words
 from killproof_chaos.engines.crew import EngineFailed
-from killproof_chaos.engines.disk_check import read_told
+from killproof_chaos.engines.disk_check import ROOM_BYTES_MIN, read_told
 from killproof_chaos.engines.disk_model import Disk, Policy, Tape, World, compile_tape
 from killproof_chaos.engines.disk_pool import CheckFailed, Work, check_all
 from killproof_chaos.engines.disk_record import NO_CONTENT, Copy, Recording, load, record
@@ -36,6 +36,8 @@ from killproof_evidence.store import Store, write_json
 from killproof_evidence.target import Target
 
 RAM: Final = Path("/dev/shm")
+#: Of the largest copy: the files, the log that recovery writes, the shared memory, and as much.
+ROOM_SIZES: Final = 6
 #: Points are checked in rounds, each spread over the whole run: (first, stride).
 ROUNDS: Final = ((0, 16), (8, 16), (4, 8), (2, 4), (1, 2))
 
@@ -61,7 +63,7 @@ def run(options: Options, store: Store, show: Show) -> dict[str, Any]:
         reason = "stopped by Ctrl-C while the run was being recorded"
         verdict = disk_verdict.without_images(options, target, store, reason)
     else:
-        verdict = _judged(options, target, recording, store, show)
+        verdict = judged(options, target, recording, store, show)
     return _written(store, options, target, verdict, started)
 
 
@@ -75,12 +77,12 @@ def again(store: Store, show: Show) -> dict[str, Any]:
     saved = store.read_run()["options"]
     policies = tuple(Policy(word) for word in saved["policies"])
     options = Options(**{**saved, "policies": policies})
-    verdict = _judged(options, targets.load(options.target), load(store), store, show)
+    verdict = judged(options, targets.load(options.target), load(store), store, show)
     write_json(store.verdict, verdict)
     return verdict
 
 
-def _judged(
+def judged(
     options: Options, target: Target, recording: Recording, store: Store, show: Show
 ) -> dict[str, Any]:
     """Cut the power at every point asked for, and judge what is left."""
@@ -92,7 +94,8 @@ def _judged(
     points = in_rounds(
         [(world, step) for world, each in tapes.items() for step in sampled(each, options.points)]
     )
-    with _images_folder(store) as folder:
+    size = max((sum(map(len, copy.files.values())) for copy in recording.copies), default=0)
+    with _images_folder(store, size) as folder:
         work = Work(
             target=target, tapes=tapes, told=told, policies=options.policies, seed=options.seed,
             folder=folder, database=recording.database, prepared=facts.prepared,
@@ -104,13 +107,17 @@ def _judged(
         except CheckFailed as error:
             raise EngineFailed(str(error)) from error
     total = len(points) * len(options.policies)
-    because = [*recording.problems, *doubts]
+    doubts = [*recording.problems, *doubts]
+    because = []
     if findings.stopped and not findings.is_violated(target):
         because.append(f"stopped {findings.stopped} after {findings.images} of {total} images")
     owed = disk_verdict.obligations(target, facts, findings)
     disk_verdict.write_lost(store, findings, facts)
     disk_verdict.write_points(store, options, findings, facts)
-    return disk_verdict.verdict(options, target, store, findings, facts, owed, because)
+    case = disk_verdict.Case(
+        options=options, target=target, findings=findings, facts=facts, owed=owed, doubts=doubts
+    )
+    return disk_verdict.verdict(case, store, because)
 
 
 def _check(
@@ -123,7 +130,8 @@ def _check(
     """Check every image; with `fail_fast`, none after the first that breaks a promise."""
     total = len(points) * len(options.policies)
     began = time.monotonic()
-    for image in check_all(work, points, len(os.sched_getaffinity(0))):
+    cores = len(os.sched_getaffinity(0))
+    for image in check_all(work, points, cores, findings.spent):
         findings.take(image)
         findings.seconds = time.monotonic() - began
         show(
@@ -201,9 +209,13 @@ def in_rounds(points: Sequence[tuple[World, int]]) -> list[tuple[World, int]]:
 
 
 @contextmanager
-def _images_folder(store: Store) -> Iterator[Path]:
-    """Give a folder in RAM, where there is some: an image is looked at once and overwritten."""
+def _images_folder(store: Store, size: int) -> Iterator[Path]:
+    """Give a folder in RAM, where there is enough: an image is looked at once and overwritten."""
     in_ram = RAM.is_dir() and os.access(RAM, os.W_OK)
+    if in_ram:
+        status = os.statvfs(RAM)
+        needed = ROOM_BYTES_MIN + ROOM_SIZES * size * len(os.sched_getaffinity(0))
+        in_ram = status.f_bavail * status.f_frsize > needed
     folder = Path(tempfile.mkdtemp(prefix="killproof-", dir=RAM if in_ram else store.path))
     try:
         yield folder

@@ -7,20 +7,23 @@ never at synchronous=OFF. The workers are the target's own.
 """
 
 import json
+import os
 import random
 import sqlite3
-from collections.abc import Iterable
-from contextlib import closing
+from collections.abc import Callable, Iterable
+from contextlib import closing, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from killproof import Host, LeaseLost
 from killproof_chaos import hook
 from killproof_chaos.engines import roles
 from killproof_chaos.engines.finish import EFFECT_TABLE
 from killproof_chaos.recording import Recorder, open_recorder, process_name
 from killproof_chaos.shim.notes import Shim
 from killproof_chaos.workload import Job, Operation
+from killproof_evidence.evidence import payload_digest
 from killproof_evidence.store import Store
 from killproof_evidence.target import Client, Target
 
@@ -38,6 +41,10 @@ THINK_SECONDS: Final = 0.002
 #: A job is dead a few milliseconds after its last operation; who replays it looks so often.
 REPLAY_LOOKS: Final = 40
 REPLAY_SECONDS: Final = 0.02
+#: Each round is a dozen answers: enough of them, and the log stays small.
+HOLDS_MAX: Final = 12
+HOLD_EVERY_SECONDS: Final = 0.02
+SNOOZE_SECONDS: Final = 0.05
 MODES: Final = ("RESTART", "FULL", "TRUNCATE")
 #: How long a checkpoint waits for the write lock; a busy one is tried again.
 LOCK_SECONDS: Final = 1.0
@@ -191,6 +198,77 @@ def _replay(client: Client, recorder: Recorder, known: str | None, stopped: role
         )
         if moved or stopped.wait(REPLAY_SECONDS):
             return
+
+
+def hosts_queue(target: Target) -> bool:
+    """Say whether the target opens a whole `killproof.Queue` on any host."""
+    return bool(getattr(target, "hosts_queue", False))
+
+
+def hold(target: Any, place: Path) -> None:
+    """Claim jobs and give them back, and read: the answers that a worker hardly ever gets.
+
+    Enqueue two at once; claim, extend, release or snooze; show the lease once more and be refused;
+    read a job of one's own, and the newest of somebody else, whose commit may be under way.
+    """
+    stopped = roles.stop_on_sigterm()
+    shim = Shim()
+
+    def tell(f: str, job: int, **facts: object) -> None:
+        shim.note(json.dumps({"f": f, "job": job} | facts).encode())
+
+    def look(queue: Any, job: int) -> None:
+        found = queue.get(job)
+        if found is not None:
+            tell("get", job, fence=found.fence, value={"state": found.state})
+
+    number = newest = 0
+    with closing(target.open(place, Host())) as queue:
+        hook.ready()
+        while hook.is_held() and not stopped.wait(roles.HOLD_SECONDS):
+            pass
+        while number < HOLDS_MAX and not stopped.wait(HOLD_EVERY_SECONDS):
+            number += 1
+            for id_, asked in _two(queue, number, os.getpid()):
+                newest = max(newest, id_)
+                tell("enqueue", id_, asked=asked)
+            look(queue, newest + 1)
+            lease = queue.claim()
+            if lease is not None:
+                tell("claim", lease.job.id, fence=lease.fence)
+                _give_back(queue, lease, number, tell)
+                look(queue, lease.job.id)
+            look(queue, newest + 1)
+        while not stopped.wait(1.0):
+            pass
+
+
+def _two(queue: Any, number: int, pid: int) -> list[tuple[int, dict[str, Any]]]:
+    """Enqueue two jobs in one call; return their ids, and each as it was asked for."""
+    jobs = [
+        Job(id=f"h{pid}-{number}{part}", kind="report", script=(WORK,), body_bytes=20)
+        for part in "ab"
+    ]
+    ids = queue.enqueue_many([(job.kind, job.payload()) for job in jobs])
+    asked = [job.summary() | {"digest": payload_digest(job.payload())} for job in jobs]
+    return list(zip(ids, asked, strict=True))
+
+
+def _give_back(queue: Any, lease: Any, number: int, tell: Callable[..., None]) -> None:
+    facts = {"job": lease.job.id, "fence": lease.fence}
+    with suppress(LeaseLost):  # Of a lease that a peer has taken back nothing is told.
+        queue.extend(lease)
+        tell("extend", **facts)
+        if number % 2:
+            queue.release(lease)
+            tell("release", **facts)
+        else:
+            queue.snooze(lease, SNOOZE_SECONDS)
+            tell("snooze", **facts)
+    try:
+        queue.ack(lease)
+    except LeaseLost:
+        tell("refused", **facts)
 
 
 def checkpoint(database: Path) -> None:

@@ -13,6 +13,8 @@ of them, the files that a power cut would leave under a policy. The rules:
 - A call without a logged end belongs to a killed process. What it did may be settled by other
   evidence (`disk_settle`); else two worlds are tried: it never happened, or it happened at once.
 - A folder's name is pending like any other; without it goes all that is in it.
+- What a failed sync was to write is never durable: the kernel reports the error once and forgets,
+  and a second sync that succeeds says nothing of it.
 
 What is not a disk's is left out: the -shm and the files that are only locks.
 """
@@ -62,7 +64,7 @@ class Change:
     """A write, or a new size, of one file."""
 
     seq: int  #: record at which it began
-    end: int | None  #: record at which it had ended; None: its process was killed in it
+    end: int  #: record at which it had ended; its begin where its process was killed in it
     key: FileKey
     at: int  #: offset of the data
     data: bytes
@@ -81,12 +83,13 @@ class Move:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sync:
-    """A sync that succeeded."""
+    """A sync that has ended."""
 
     began: int
     seq: int  #: record at which it had ended
     key: FileKey
     folder: str | None = None  #: of a folder: its name, relative to the root, "" for the root
+    failed: bool = False
 
 
 Step = Change | Move | Sync
@@ -172,7 +175,7 @@ class _Compiler:
         if isinstance(record, Begin):
             self.begins[record.slot, record.call] = record
             self._begin(record, self.ends.get((record.slot, record.call)))
-        elif isinstance(record, End) and record.is_done:
+        elif isinstance(record, End) and (record.is_done or record.kind in SYNCS):
             self._end(self.begins[record.slot, record.call], record)
         elif isinstance(record, Seen):
             name = self._name(record.path)
@@ -221,7 +224,12 @@ class _Compiler:
         if end.kind in SYNCS:
             folder = self.folders.get(begin.key)
             if begin.file == File.DIRECTORY or begin.file not in NOT_ON_DISK:
-                self.steps.append(Sync(began=begin.seq, seq=end.seq, key=begin.key, folder=folder))
+                self.steps.append(
+                    Sync(
+                        began=begin.seq, seq=end.seq, key=begin.key, folder=folder,
+                        failed=not end.is_done,
+                    )
+                )  # fmt: skip
         elif end.kind == Kind.OPEN and begin.file == File.DIRECTORY:
             self.folders[end.key] = self._name(begin.path)
         elif end.kind == Kind.OPEN and begin.file not in NOT_ON_DISK:
@@ -251,12 +259,14 @@ class _Compiler:
         if begin.kind in (Kind.RENAME, Kind.UNLINK):
             self.names.pop(source, None)
             changed.append((source, None))
+        replaced = self.names.get(target) if target else None
         if begin.kind in (Kind.RENAME, Kind.LINK):
             if known is not None:
                 self.names[target] = known
             changed.append((target, known))
-        elif known is not None and known not in self.names.values():
-            self.gone.add(known)
+        for key_ in (known, replaced):
+            if key_ is not None and key_ not in self.names.values():
+                self.gone.add(key_)
         self.steps.append(Move(seq=begin.seq, end=end, names=tuple(changed)))
 
     def _name(self, path: str) -> str:
@@ -267,6 +277,7 @@ class _Compiler:
 class _Pending:
     change: Change
     durable: bool = False
+    doomed: bool = False  #: a sync failed on it: the kernel forgets it, and no later one helps
 
 
 @dataclass(slots=True)
@@ -278,11 +289,14 @@ class _Content:
 
     def sync(self, began: int) -> None:
         for pending in self.later:
-            end = pending.change.end
-            if end is not None and end < began:
+            if pending.change.end < began and not pending.doomed:
                 pending.durable = True
         while self.later and self.later[0].durable:
             _apply(self.base, self.later.pop(0).change)
+
+    def fail(self) -> None:
+        for pending in self.later:
+            pending.doomed = not pending.durable
 
 
 class Disk:
@@ -294,6 +308,7 @@ class Disk:
         self.step = -1  #: the step that was played last
         self._names = {name: key for name, (key, _) in tape.initial.items()}
         self._moves: list[Move] = []  # Those that no folder's sync has made durable.
+        self._unsynced: dict[Move, set[str]] = {}  # Of each, the folders that are still to be.
         self._contents = {
             key: _Content(bytearray(content)) for key, content in tape.initial.values()
         }
@@ -345,19 +360,30 @@ class Disk:
             content.later.append(_Pending(step))
         elif isinstance(step, Move):
             self._moves.append(step)
+            self._unsynced[step] = {_folder(name) for name, _ in step.names}
         elif step.folder is not None:
             self._sync_folder(step)
         elif step.key in self._contents:
-            self._contents[step.key].sync(step.began)
+            content = self._contents[step.key]
+            if step.failed:
+                content.fail()
+            else:
+                content.sync(step.began)
 
     def _sync_folder(self, sync: Sync) -> None:
+        if sync.failed:
+            return
+        for move in self._moves:
+            if move.end < sync.began:
+                self._unsynced[move].discard(str(sync.folder))
+        # In order: a name that was bound again since is not taken back by what came before.
         left = []
         for move in self._moves:
-            folders = {_folder(name) for name, _ in move.names}
-            if move.end < sync.began and folders == {sync.folder}:
-                _rebind(self._names, move)
-            else:
+            if self._unsynced[move]:
                 left.append(move)
+            else:
+                del self._unsynced[move]
+                _rebind(self._names, move)
         self._moves = left
 
     def _moves_kept(self, policy: Policy, source: random.Random) -> list[Move]:

@@ -8,6 +8,7 @@ twice, and an image costs neither an interpreter nor an import.
 import multiprocessing
 import random
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -41,6 +42,7 @@ class Image:
     pending: int  #: writes, sizes and names that were not durable there
     notes: int  #: that had been written by then
     outcome: Outcome
+    opened: bool  #: whether this process opened it, or had seen its equal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +59,16 @@ class Work:
     folder: Path  #: where images are laid out, in RAM if there is any
 
 
-def check_all(work: Work, points: Sequence[tuple[World, int]], cores: int) -> Iterator[Image]:
+def check_all(
+    work: Work, points: Sequence[tuple[World, int]], cores: int, spent: dict[str, float]
+) -> Iterator[Image]:
     """Check every policy at every point; yield as they come, chunks in any order.
+
+    Args:
+        work: what all share.
+        points: in the order in which they are handed out.
+        cores: so many processes.
+        spent: takes up the seconds that went into each part of the work.
 
     Raises:
         CheckFailed: a process ended before its work did.
@@ -79,7 +89,7 @@ def check_all(work: Work, points: Sequence[tuple[World, int]], cores: int) -> It
         while crew:
             for ready in wait([*crew, *(process.sentinel for process in crew.values())]):
                 if isinstance(ready, Connection):
-                    yield from _received(ready)
+                    yield from _received(ready, spent)
                     if chunks:
                         ready.send(chunks.pop(0))
                     else:
@@ -97,14 +107,16 @@ def check_all(work: Work, points: Sequence[tuple[World, int]], cores: int) -> It
             connection.close()
 
 
-def _received(connection: Connection) -> list[Image]:
+def _received(connection: Connection, spent: dict[str, float]) -> list[Image]:
     try:
         found = connection.recv()
     except EOFError:
         raise CheckFailed("a checking process ended in the middle of its answer") from None
     if isinstance(found, str):
         raise CheckFailed(f"a checking process failed: {found}")
-    images: list[Image] = found
+    images: list[Image] = found[0]
+    for part, seconds in found[1].items():
+        spent[part] = spent.get(part, 0.0) + seconds
     return images
 
 
@@ -115,6 +127,7 @@ def _work(channel: Connection, work: Work, place: Path) -> None:
     disks: dict[World, Disk] = {}
     seen: Seen = {}
     while (chunk := channel.recv()) is not None:
+        checker.spent.clear()
         try:
             found = [
                 image
@@ -124,7 +137,7 @@ def _work(channel: Connection, work: Work, place: Path) -> None:
         except Exception as error:
             channel.send(f"{type(error).__name__}: {error}")
             return
-        channel.send(found)
+        channel.send((found, dict(checker.spent)))
 
 
 def _images(
@@ -144,13 +157,15 @@ def _images(
     prepared = notes > work.prepared
     name: bytes | None = None
     for policy in work.policies:
+        opened = False
         if name is None or pending:  # Else every policy leaves the same files.
-            source = random.Random(f"{work.seed} {step} {policy}")
-            files = disk.image(policy, source)
+            began = time.perf_counter()
+            files = disk.image(policy, random.Random(f"{work.seed} {step} {policy}"))
             name = digest(files)
-            if (name, prepared) not in seen:
+            checker.spent["rebuild"] += time.perf_counter() - began
+            if opened := (name, prepared) not in seen:
                 seen[name, prepared] = checker.check(files, prepared=prepared)
         yield Image(
             step=step, policy=policy, world=world, digest=name, pending=pending, notes=notes,
-            outcome=seen[name, prepared],
+            outcome=seen[name, prepared], opened=opened,
         )  # fmt: skip

@@ -24,10 +24,10 @@ from killproof_chaos.engines.crew import Crew, EngineFailed, Process
 from killproof_chaos.engines.disk_model import NOT_ON_DISK
 from killproof_chaos.phases import Board
 from killproof_chaos.shim.build import build
-from killproof_chaos.shim.calls import File
+from killproof_chaos.shim.calls import File, Kind
 from killproof_chaos.shim.control import Control
 from killproof_chaos.shim.environment import preload_environment
-from killproof_chaos.shim.log import Blind, Note, Record, Torn, read_log
+from killproof_chaos.shim.log import Begin, Blind, Note, Record, Torn, read_log
 from killproof_chaos.workload import Operation
 from killproof_evidence.store import Store, StoreError, write_json
 from killproof_evidence.target import Target
@@ -46,6 +46,8 @@ TURN_SECONDS: Final = 0.002
 DRAIN_SECONDS: Final = 0.3
 #: Between the last checkpoint and the kill of all.
 OPERATIONS_MORE: Final = 6
+#: Of renameat2, in linux/fs.h.
+RENAME_EXCHANGE: Final = 2
 #: Roles that end by themselves, while nobody else is alive.
 ALONE: Final = frozenset({"prepare", "mark"})
 #: Suffixes of files that a power cut takes nothing from.
@@ -114,7 +116,8 @@ def record(name: str, target: Target, store: Store, *, seed: int, jobs: int) -> 
         beneath = preload_environment(control, library=library)
         crew = Crew(store, place, name, board, beneath=beneath)
         try:
-            run = _Run(crew=crew, store=store, place=place, lists=lists, seed=seed)
+            holds = disk_client.hosts_queue(target)
+            run = _Run(crew=crew, store=store, place=place, lists=lists, seed=seed, holds=holds)
             database = run.play(max(KILLS_MIN, jobs // JOBS_PER_KILL))
         finally:
             crew.close()
@@ -148,7 +151,7 @@ def load(store: Store) -> Recording:
         records=records,
         copies=copies,
         kills=kills,
-        problems=[*saved["problems"], *doubts, *_doubts(records, len(kills))],
+        problems=[*saved["problems"], *doubts, *_doubts(records, saved["root"], len(kills))],
     )
 
 
@@ -161,6 +164,7 @@ class _Run:
     place: Path
     lists: Sequence[Sequence[Operation]]
     seed: int
+    holds: bool  #: whether somebody claims and gives back, which not every target can
     kills: list[Kill] = field(default_factory=list)
     _database: Path = Path()
     _ended: set[str] = field(default_factory=set)  # Players that have done all of their list.
@@ -193,6 +197,8 @@ class _Run:
         for number in range(1, WORKERS + 1):
             self.crew.spawn(f"w{number}", "worker")
         self.crew.spawn("c1", "checkpoint", database=str(self._database))
+        if self.holds:
+            self.crew.spawn("h1", "holder")
         for number in range(1, len(self.lists) + 1):
             if f"p{number}" not in self._ended:
                 self.crew.spawn(f"p{number}", "player", name=f"p{number}")
@@ -354,7 +360,7 @@ def _marked(text: bytes) -> int | None:
     return int(found["number"]) if is_mark else None
 
 
-def _doubts(records: Sequence[Record], killed: int) -> list[str]:
+def _doubts(records: Sequence[Record], root: str, killed: int) -> list[str]:
     found = []
     blind = {r.file.name.lower() for r in records if isinstance(r, Blind)}
     blind -= {file.name.lower() for file in NOT_ON_DISK - {File.DIRECTORY}}
@@ -364,4 +370,23 @@ def _doubts(records: Sequence[Record], killed: int) -> list[str]:
     torn = sum(isinstance(record_, Torn) for record_ in records)
     if torn > killed:
         found.append(f"{torn} records of the disk's log are torn by {killed} kills")
+    begins = [record_ for record_ in records if isinstance(record_, Begin)]
+    unknown = sorted({word for begin in begins if (word := unmodelled(begin, root)) is not None})
+    if unknown:
+        found.append(f"the model of the disk does not know {', '.join(unknown)}")
     return found
+
+
+def unmodelled(begin: Begin, root: str) -> str | None:
+    """Return in words what the model cannot rebuild of a call; None: it can."""
+    if begin.kind == Kind.OPEN and begin.flags & os.O_DSYNC and begin.file not in NOT_ON_DISK:
+        return "files that are opened with O_SYNC or O_DSYNC"
+    if begin.kind == Kind.RMDIR or (begin.kind == Kind.RENAME and begin.file == File.DIRECTORY):
+        return "folders that are removed or renamed"
+    if begin.kind == Kind.RENAME and begin.flags & RENAME_EXCHANGE:
+        return "names that are exchanged"
+    if begin.kind in (Kind.RENAME, Kind.LINK) and not begin.path.startswith(f"{root}/"):
+        return "files that come from another folder"
+    if begin.kind == Kind.ALLOCATE and begin.flags:
+        return "holes in files"
+    return None

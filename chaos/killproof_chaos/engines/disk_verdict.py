@@ -2,16 +2,18 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from killproof_chaos.engines import disk_words
-from killproof_chaos.engines.disk_model import Policy, Sync, World
+from killproof_chaos.engines.disk_client import hosts_queue
+from killproof_chaos.engines.disk_model import Policy, Sync, Tape, World
 from killproof_chaos.engines.disk_pool import Image
+from killproof_chaos.engines.disk_record import Recording
 from killproof_evidence.environment import environment
-from killproof_evidence.judge import PROPERTIES
+from killproof_evidence.judge import PROPERTIES, Property
 from killproof_evidence.store import Store
 from killproof_evidence.target import Target
 
@@ -27,6 +29,14 @@ UNOPENED: Final = -1
 #: A log with less holds no frame: nothing that an opening would recover.
 LOG_BYTES_MIN: Final = 4_096
 WRITERS_MIN: Final = 4
+#: Answers that only the holder of a job gets, and the words for them.
+HELD: Final = {
+    "extend": "an extension",
+    "release": "a release",
+    "snooze": "a snooze",
+    "refused": "a lease that was no longer held",
+    "get": "a read",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +82,11 @@ class Findings:
     broken: dict[str, list[tuple[Image, str | None, str]]] = field(default_factory=dict)
     #: (world, step) -> policy -> lost acknowledgements, or UNOPENED
     points: dict[tuple[World, int], dict[Policy, int]] = field(default_factory=dict)
-    unopened: int = 0
+    checked: Counter[str] = field(default_factory=Counter)  #: promise -> cases in all images
+    opened: int = 0  #: images that had no equal before
+    unopened: int = 0  #: that could not be opened
     pending: int = 0  #: images with something pending
+    spent: dict[str, float] = field(default_factory=dict)  #: s of all processes on each part
     jobs_max: int = 0
     seconds: float = 0.0
     stopped: str = ""  #: why it ended before the last image
@@ -82,7 +95,9 @@ class Findings:
         """Count an image, and keep what is wrong with it."""
         self.images += 1
         self.digests.add(image.digest)
+        self.opened += image.opened
         self.unopened += not image.outcome.opens
+        self.checked.update(image.outcome.checked)
         self.pending += image.pending > 0
         self.jobs_max = max(self.jobs_max, image.outcome.jobs)
         gone = tuple(number for number in image.outcome.unhonoured if number < image.notes)
@@ -100,6 +115,18 @@ class Findings:
         if self.lost and promised("P1") == "power":
             return True
         return any(promised(number) for number in self.broken)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """All that a verdict rests on."""
+
+    options: Options
+    target: Target
+    findings: Findings
+    facts: disk_words.Facts | None  #: None: there is no recording
+    owed: Mapping[str, bool]  #: what the run must have seen -> whether it has
+    doubts: Sequence[str] = ()  #: why the log is not the whole truth
 
 
 def obligations(target: Target, facts: disk_words.Facts, findings: Findings) -> dict[str, bool]:
@@ -150,6 +177,9 @@ def obligations(target: Target, facts: disk_words.Facts, findings: Findings) -> 
         owed["a dead job was replayed"] = true["replay"] > 0
     if promised("P15"):
         owed["a job was cancelled"] = true["cancel"] > 0
+    if hosts_queue(target):
+        for f, words in HELD.items():
+            owed[f"{words} was answered"] = noted[f] > 0
     return owed
 
 
@@ -161,7 +191,13 @@ def _is_whole(facts: disk_words.Facts) -> bool:
 
 def without_images(options: Options, target: Target, store: Store, reason: str) -> dict[str, Any]:
     """Return the verdict on a run that left nothing to look at."""
-    return verdict(options, target, store, Findings(), None, {}, [reason])
+    nothing = Recording(root="", database="", records=[], copies=[], kills=[], problems=[])
+    tape = Tape(initial={}, steps=(), notes=(), unended=0)
+    findings = Findings()
+    facts = disk_words.Facts(recording=nothing, tape=tape, told=())
+    owed = obligations(target, facts, findings)
+    case = Case(options=options, target=target, findings=findings, facts=None, owed=owed)
+    return verdict(case, store, [reason])
 
 
 def write_lost(store: Store, findings: Findings, facts: disk_words.Facts) -> None:
@@ -196,29 +232,29 @@ def write_points(
     (store.path / POINTS).write_text(text, encoding="utf-8")
 
 
-def verdict(
-    options: Options,
-    target: Target,
-    store: Store,
-    findings: Findings,
-    facts: disk_words.Facts | None,
-    owed: Mapping[str, bool],
-    because: list[str],
-) -> dict[str, Any]:
-    """Return verdict.json as an object."""
-    properties = {
-        entry.number: _property(entry.number, entry.engines[0], target, findings, facts)
-        for entry in PROPERTIES
-    }
-    missed = [f"obligation missed: {name}" for name, hit in owed.items() if not hit]
-    unjudged = [
-        f"{number}: {found['reason']}"
-        for number, found in properties.items()
-        if found["verdict"] == "unknown" and not because
-    ]
-    because = [*because, *missed, *unjudged]
+def verdict(case: Case, store: Store, because: Sequence[str]) -> dict[str, Any]:
+    """Return verdict.json as an object.
+
+    Args:
+        case: what it rests on.
+        store: where the run is, for the environment.
+        because: reasons for `unknown` that the case does not hold.
+    """
+    options, target, findings, facts = case.options, case.target, case.findings, case.facts
+    properties = {entry.number: _property(entry, case) for entry in PROPERTIES}
     words = {found["verdict"] for found in properties.values()}
-    word = "violated" if "violated" in words else "unknown" if because else "pass"
+    missed = [f"obligation missed: {name}" for name, hit in case.owed.items() if not hit]
+    reasons = [*case.doubts, *because]
+    if facts is not None:
+        reasons += missed
+    if not reasons:
+        reasons = [
+            f"{number}: {found['reason']}"
+            for number, found in properties.items()
+            if found["verdict"] == "unknown"
+        ]
+        if not words & {"pass", "violated", "unknown"}:
+            reasons = ["the contract promises nothing that this engine judges"]
     level = target.contract.promised("P1")
     return {
         "schema": 1,
@@ -226,17 +262,27 @@ def verdict(
         "engine": "disk",
         "seed": options.seed,
         "level": level or "process",
-        "verdict": word,
-        "unknown_because": because,
+        "verdict": "violated" if "violated" in words else "unknown" if reasons else "pass",
+        "unknown_because": reasons,
         "properties": properties,
         "faults": {"kill": 0 if facts is None else len(facts.recording.kills)},
-        "coverage": {"obliged": len(owed), "hit": sum(owed.values()), "missed": missed},
+        "coverage": {"obliged": len(case.owed), "hit": sum(case.owed.values()), "missed": missed},
         "counts": _counts(findings, facts),
+        "checking_ms": _checking_ms(findings),
         "exhausted": options.points is None and not findings.stopped,
         "jobs": _jobs(findings, facts),
         "recovery_ms": {},
         "environment": environment(store.path, durability=str(level) if level else None),
         "replay": " ".join(options.argv()),
+    }
+
+
+def _checking_ms(findings: Findings) -> dict[str, float]:
+    """Return what each part of the work took: of every image, or of each one opened."""
+    return {
+        part: round(seconds * 1_000 / (findings.images if part == "rebuild" else opened), 3)
+        for part, seconds in sorted(findings.spent.items())
+        if (opened := findings.opened)
     }
 
 
@@ -251,6 +297,7 @@ def _counts(findings: Findings, facts: disk_words.Facts | None) -> dict[str, int
         "records": 0 if facts is None else len(facts.recording.records),
         "acknowledged": sum(fact is not None for fact in told),
         "images_lost": len(findings.lost),
+        "images_opened": findings.opened,
         "images_unopened": findings.unopened,
         "images_per_second": speed,
     }
@@ -262,33 +309,46 @@ def _jobs(findings: Findings, facts: disk_words.Facts | None) -> dict[str, int]:
     return {"enqueued": noted["enqueue"], "jobs_max": findings.jobs_max}
 
 
-def _property(
-    number: str,
-    engine: str,
-    target: Target,
-    findings: Findings,
-    facts: disk_words.Facts | None,
-) -> dict[str, Any]:
-    promised = target.contract.promised(number)
+def _property(entry: Property, case: Case) -> dict[str, Any]:
+    number, findings, facts = entry.number, case.findings, case.facts
+    promised = case.target.contract.promised(number)
+    nothing: dict[str, Any] = {"checked": 0, "witnesses": []}
     if not promised:
-        return {"verdict": "not_promised", "checked": 0, "witnesses": []}
-    if number not in JUDGED:
-        return {"verdict": "not_judged", "checked": 0, "by": engine, "witnesses": []}
+        return {"verdict": "not_promised", **nothing}
+    if number not in JUDGED or not _can_judge(number, case):
+        return {"verdict": "not_judged", **nothing, "by": entry.engines[0]}
     if facts is None or not findings.images:
-        reason = "no image was checked"
-        return {"verdict": "unknown", "checked": 0, "reason": reason, "witnesses": []}
+        return {"verdict": "unknown", **nothing, "reason": "no image was checked"}
+    if case.doubts:
+        return {"verdict": "unknown", **nothing, "reason": "the log is not the whole truth"}
     if number == "P1":
         return _durability(str(promised), findings, facts)
-    broken = findings.broken.get(number, [])
+    broken, checked = findings.broken.get(number, []), findings.checked[number]
+    if not broken and not checked:
+        return {"verdict": "unknown", **nothing, "reason": "no image held a case of it"}
     witnesses = [
         disk_words.witness(facts, image, job, story) for image, job, story in broken[:WITNESSES_MAX]
     ]
     found: dict[str, Any] = {
         "verdict": "violated" if broken else "pass",
-        "checked": findings.images,
+        "checked": checked,
         "witnesses": witnesses,
     }
     return found | ({"violations": len(broken)} if broken else {})
+
+
+def _can_judge(number: str, case: Case) -> bool:
+    """Whether the target tells enough for this promise to be looked at in an image."""
+    target = case.target
+    if number == "P6":
+        return target.contract.promised("P6") == "transaction"
+    if number == "P7":
+        return bool(target.contract.edges)
+    if number == "P12":
+        return target.audit is None or target.audit.key is not None
+    if number == "P14" and case.findings.images:
+        return case.findings.checked["P14"] > 0
+    return True
 
 
 def _durability(level: str, findings: Findings, facts: disk_words.Facts) -> dict[str, Any]:

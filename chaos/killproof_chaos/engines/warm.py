@@ -132,6 +132,8 @@ class WarmServer:
             disk_client.prepare(self._target, place, Path(rest["told"]))
         elif role == "player":
             disk_client.play(self._target, place, store, rest["name"])
+        elif role == "holder":
+            disk_client.hold(self._target, place)
         elif role == "mark":
             disk_client.mark(rest["number"])
         elif role == "checkpoint":
