@@ -35,6 +35,7 @@ from killproof_chaos.engines.model_search import (
     search,
 )
 from killproof_chaos.engines.model_words import diagram, numbered, story, told
+from killproof_chaos.report_model import write_markdown
 from killproof_chaos.targets import load
 from killproof_evidence.contract import Contract
 from killproof_evidence.store import Store
@@ -357,6 +358,7 @@ def test_a_contract_without_edges_is_unknown_not_broken(tmp_path: Path) -> None:
 
 
 MINE = """
+from killproof_chaos.report_model import write_markdown
 from killproof_chaos.targets import load
 from killproof_evidence.contract import Contract
 
@@ -469,6 +471,18 @@ def test_a_broken_promise_ends_with_1_and_its_story(tmp_path: Path) -> None:
     refused = CliRunner().invoke(app, ["replay", str(store)])
     assert isinstance(refused.exception, ValueError)
     assert "--without cancel.state" in str(refused.exception)
+
+
+def test_the_report_tells_each_search_and_each_guard(tmp_path: Path) -> None:
+    for name, words in (("whole", ()), ("without", ("--without", "reap.deadline"))):
+        command("--target", "minimal", "--jobs", "1", "--store", str(tmp_path / name), *words)
+    write_markdown([tmp_path / "whole", tmp_path / "without"], tmp_path / "model.md")
+
+    text = (tmp_path / "model.md").read_text()
+    assert "| leases | 2 | 1 | 0 | yes | pass |" in text
+    assert "| `reap.deadline` | a reaper repeats that the deadline has not moved | P4 | 9 |" in text
+    assert "  9  w2       claims job 1: fence 2, attempt 2 of 2" in text
+    assert "That the code does what the protocol says" in text
 
 
 def test_a_search_that_is_cut_short_is_unknown(tmp_path: Path) -> None:
