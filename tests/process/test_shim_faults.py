@@ -402,3 +402,31 @@ def test_a_program_in_another_language_is_failed_too(watched: Control) -> None:
     )
 
     assert "database or disk is full" in done.stderr
+
+
+def test_a_file_that_failed_to_open_once_is_written_to_again_at_the_next_call(
+    watched: Control,
+) -> None:
+    """Seen under `--nemesis io`: SQLite falls back to read-only, and the heartbeat kept that."""
+    watched.set_rule(failing(Kind.OPEN, File.DATABASE, errno.EIO))
+    code = """
+import sys, threading
+from killproof import KillproofError, Queue
+from killproof_chaos.shim.notes import Shim
+queue = Queue(sys.argv[1] + "/queue.db")
+lease = queue.enqueue("job", {}) and queue.claim()
+def renew():
+    for _ in range(3):
+        try:
+            queue.extend(lease)
+        except KillproofError as error:
+            print(type(error).__name__, end=" ")
+        else:
+            print("extended", end=" ")
+Shim().arm()
+thread = threading.Thread(target=renew)  # It opens a connection of its own.
+thread.start()
+thread.join()
+"""
+    assert run(watched, code) == "FileRefused extended extended"
+    assert watched.hits() == 1

@@ -320,8 +320,7 @@ class Database:
 
     def is_writing(self) -> bool:
         """Whether this thread is inside a write: an asynchronous exception had better wait."""
-        ident = threading.get_ident()
-        return any(thread == ident for thread, _, _ in tuple(_inside))
+        return threading.get_ident() in {thread for thread, _, _ in tuple(_inside)}
 
     def close(self) -> None:
         """Close the connections of all threads; after a disk failure leave them open for ever."""
@@ -352,10 +351,9 @@ class Database:
         _failed[self.path] = reason
         barrier.mark_failed(self.path, reason)
         with kept.opening:  # A handle opened meanwhile would be closed like any other.
-            for database in list(_databases):
-                if database.path == self.path:
-                    for handle in list(database._handles):
-                        handle.keep()
+            stopped = [database for database in list(_databases) if database.path == self.path]
+            for handle in [handle for database in stopped for handle in database._handles]:
+                handle.keep()
 
     # The steps of a write, in order.
 
@@ -490,7 +488,13 @@ class Database:
             handle = self._handle()
             with handle.in_use:
                 if handle.is_open:  # Else a fork closed it in between.
-                    yield handle
+                    try:
+                        yield handle
+                    except FileRefused:
+                        # SQLite opens read-only what it once could not open for writing, and would
+                        # refuse every write from then on: the next call opens it anew.
+                        handle.close()
+                        raise
                     return
 
     def _handle(self) -> Handle:
@@ -662,7 +666,6 @@ class Database:
         Raises:
             DatabaseBusy: the limit passed; definite.
         """
-        clock = self.host.clock
         first_ns = -1
         while True:
             try:
@@ -671,7 +674,7 @@ class Database:
                 if _primary_code(error) != sqlite3.SQLITE_BUSY:
                     self._raise_known(error)
                     raise
-                now_ns = clock.monotonic_ns()
+                now_ns = self.host.clock.monotonic_ns()
                 if first_ns < 0:
                     first_ns = now_ns
                 if now_ns - first_ns >= self.busy_limit * 1e9:  # A worker told to stop lowers it.
@@ -679,7 +682,7 @@ class Database:
                         f"{self.path} was locked by another program for {self.busy_limit:g} s: "
                         "find who holds it, or try again"
                     ) from error
-            clock.sleep(BUSY_PAUSE_SECONDS * (1 + self.host.random.random()))
+            self.host.clock.sleep(BUSY_PAUSE_SECONDS * (1 + self.host.random.random()))
 
     def _raise_known(self, error: BaseException) -> None:
         """Raise the error of ours that an error of SQLite's stands for; return if there is none."""
@@ -720,8 +723,7 @@ def _statements(script: str) -> Iterator[str]:
 
 
 def _primary_code(error: sqlite3.Error) -> int:
-    code = getattr(error, "sqlite_errorcode", None)
-    return (code or 0) & 0xFF
+    return (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
 
 
 def _forget_in_child() -> None:
