@@ -37,7 +37,7 @@ from killproof_chaos.engines.model_protocol import (
 )
 from killproof_evidence.contract import START, TERMINAL
 
-#: About 1 KiB each: what a small machine can hold.
+#: About 2 KiB each: what a small machine can hold.
 STATES_MAX: Final = 1_000_000
 #: States between two calls of `show`.
 SHOW_EVERY: Final = 2_000
@@ -247,7 +247,7 @@ class _Search:
             )
 
     def _way_to(self, number: int) -> tuple[Step, ...]:
-        """Return the steps from the start; a parent knows its child by the very same object."""
+        """Return the steps from the start, made again: only states and names are kept."""
         steps: list[Step] = []
         while number:
             parent, name = self.parents[number]
@@ -270,9 +270,8 @@ class _Search:
         job = waits(self.states[number])
         assert job is not None
         may = sorted({must for must, _ in self.onward[number] if must})
-        sentence = (
-            f"job {job + 1} is {self.states[number].jobs[job].state} and may stay so for ever: "
-            + (f"still possible are {', '.join(may)}" if may else "nothing has to happen any more")
+        sentence = f"job {job + 1} is {self.states[number].jobs[job].state} and may never end: " + (
+            f"all goes round for ever ({', '.join(may)})" if may else "nothing has to happen"
         )
         self.found.broken[TERMINATION] = Broken(
             promise=TERMINATION, sentence=sentence, job=job, steps=self._way_to(number)
