@@ -174,6 +174,9 @@ class Connection(sqlite3.Connection):
         if runtime.quiet:
             run(cursor, sql, values)
             return
+        if self.root.is_dead:
+            # Whoever calls: clean-up code of the dead may run when its objects are collected.
+            raise Crashed
         kind = _kind(sql)
         runtime.point(wants_lock=kind == BEGIN_WRITE)
         if runtime.keeps_trace:
@@ -308,6 +311,3 @@ def _shown(values: Any) -> object:
     if isinstance(values, dict):
         return {name: value for name, value in values.items() if name != _HIDDEN}
     return values
-
-
-__all__ = ["Connection", "Crashed", "Cursor"]

@@ -16,7 +16,8 @@ exception; whatever clean-up code that meets finds every seam refusing, so nothi
 
 import asyncio.events
 import marshal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -111,7 +112,7 @@ class Life:
         self.state = READY
         self.wake_ns: int | None = None
         self.woken = False
-        self.can_miss = False
+        self.signal = ""
         self.is_dead = False
         self.refused = False
         self.has_begun = False
@@ -267,27 +268,33 @@ class Runtime:
     def sleep(self, seconds: float) -> None:
         """Sleep until the virtual clock has moved on by so much."""
         wait_ns = max(round(seconds * 1e9), SLEEP_NS_MIN)
-        if self.quiet or self.solo:
+        if self.quiet:
             self.advance(wait_ns)
-            return
-        self.wait(wait_ns)
+        else:
+            self.wait(wait_ns)
 
-    def wait(self, wait_ns: int | None, *, can_miss: bool = False) -> bool:
+    def wait(self, wait_ns: int | None, *, signal: str = "") -> bool:
         """Wait to be woken, for so many ns at most; say whether somebody did.
 
         Args:
             wait_ns: None waits for ever.
-            can_miss: the wake-up may be lost, if the budget allows it.
+            signal: what it waits for; such a wake-up may be lost, if the budget allows it.
         """
         life = self.life()
         if life.is_dead:
             raise Crashed
+        assert not self.quiet, "nobody is there to wake anybody"
+        if self.solo:
+            if wait_ns is not None:
+                self.advance(wait_ns)
+            return False
         life.seen = hash((life.seen, 2))
-        life.state, life.woken, life.can_miss = WAITING, False, can_miss
+        life.state, life.woken, life.signal = WAITING, False, signal
         self.clock_mark += 1
         life.wake_ns = None if wait_ns is None else self.now_ns + wait_ns
         if self.keeps_trace:
-            self.note("sleep", "" if wait_ns is None else f"{wait_ns / 1e9:g} s")
+            limit = "" if wait_ns is None else f"{wait_ns / 1e9:g} s"
+            self.note("wait" if signal else "sleep", f"{signal} {limit}".strip())
         self._yield(life)
         life.wake_ns, woken, life.woken = None, life.woken, False
         life.seen = hash((life.seen, woken))
@@ -297,6 +304,14 @@ class Runtime:
         """Wake a life that waits."""
         if life.state == WAITING:
             life.woken = True
+
+    def notify(self, signal: str) -> None:
+        """Wake all that wait for this now; nobody else will ever know of it."""
+        self.life().deeds += 1
+        self.note("notify", signal)
+        for life in self.lives:
+            if life.signal == signal:
+                self.wake(life)
 
     def transaction_ended(self) -> None:
         """Let those try again that met a lock."""
@@ -381,6 +396,21 @@ class Runtime:
         self.clock_mark += 1
         self.death_mark += 1
         self.wall_ms += self.now_ns // 1_000_000 - before
+
+    @property
+    def true_ms(self) -> int:
+        """What the wall clock would say if nobody had stepped it."""
+        return WALL_MS + (self.now_ns - START_NS) // 1_000_000
+
+    def set_clock(self, offset_ms: int) -> None:
+        """Step the wall clock, so that it is ahead of the truth by so much."""
+        true_ms = self.true_ms
+        if self.wall_ms == true_ms + offset_ms:
+            return
+        step = {"wall_ms": true_ms, "before_ms": self.wall_ms - true_ms, "offset_ms": offset_ms}
+        step["t_end"] = self.now_ns + len(self.events)  # As of the record: nothing lies between.
+        self.wall_ms = true_ms + offset_ms
+        self.record("nemesis.jsonl", {"fault": "clock", "hit": True, **step})
 
     def state(self) -> int:
         """Return a hash of all that can matter from here on; equal states have equal futures.
@@ -483,7 +513,7 @@ class Runtime:
         if left.wall_steps:
             found += [WALL_FORWARD, WALL_BACK]
         if left.lost:
-            found += [LOST + life.letter for life in self.lives if life.woken and life.can_miss]
+            found += [LOST + life.letter for life in self.lives if life.woken and life.signal]
         return found
 
     def _happen(self, label: str) -> None:
@@ -504,8 +534,8 @@ class Runtime:
             self.note("pass", f"{self.jump_ns / 1e9:g} s")
         else:
             wall_steps -= 1
-            self.wall_ms += WALL_STEP_MS if label == WALL_FORWARD else -WALL_STEP_MS
-            self.record("nemesis.jsonl", {"fault": "clock", "hit": True})
+            ahead_ms = self.wall_ms - self.true_ms
+            self.set_clock(ahead_ms + (WALL_STEP_MS if label == WALL_FORWARD else -WALL_STEP_MS))
             self.note("clock", "an hour forward" if label == WALL_FORWARD else "an hour back")
         self.left = Faults(crashes=crashes, passes=passes, wall_steps=wall_steps, lost=lost)
         self._faults_left = bool(crashes or passes or wall_steps)
@@ -541,9 +571,10 @@ class Runtime:
             except Crashed:
                 life.is_dead = True
             except Exception as error:
-                # What the actor's own code does not expect ends its process, as anywhere else.
-                self.fail(life, error)
+                # What the actor's own code does not expect ends its process, as anywhere else. The
+                # dead expect nothing: their code may have made it of the end of their process.
                 if not life.is_dead:
+                    self.fail(life, error)
                     self.crash(life.root, hit=False)
             life.state = ENDED
 
@@ -562,18 +593,13 @@ class Runtime:
 
     def _leave(self, following: Life | None) -> None:
         """Give the thread to another; an event loop that runs here must not be seen there."""
-        loop = asyncio.events._get_running_loop()
-        if loop is not None:
-            asyncio.events._set_running_loop(None)
-        try:
-            if following is None:
-                self.main.switch()
-            else:
-                assert following.greenlet is not None
-                following.greenlet.switch()
-        finally:
-            if loop is not None:
-                asyncio.events._set_running_loop(loop)
+        target = self.main if following is None else following.greenlet
+        assert target is not None
+        if asyncio.events._get_running_loop() is None:
+            target.switch()
+        else:
+            with _no_loop():
+                target.switch()
 
     def _resume(self, life: Life) -> None:
         assert life.greenlet is not None
@@ -586,6 +612,18 @@ class Runtime:
         life.is_dead, life.state = True, ENDED
         if life.greenlet:  # Else it has not begun, or has ended.
             life.greenlet.parent = getcurrent()
-            life.greenlet.throw(Crashed)
+            with _no_loop():
+                life.greenlet.throw(Crashed)
         life.greenlet = None
         self.current = before
+
+
+@contextmanager
+def _no_loop() -> Iterator[None]:
+    """Hide the event loop that runs here from whoever runs meanwhile: a thread has one at most."""
+    loop = asyncio.events._get_running_loop()
+    asyncio.events._set_running_loop(None)
+    try:
+        yield
+    finally:
+        asyncio.events._set_running_loop(loop)

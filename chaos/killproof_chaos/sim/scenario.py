@@ -9,12 +9,12 @@ on calling the target's own client, so a scenario reads like the worker that it 
             me.ack(lease)
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from killproof_chaos.sim.runtime import BEGINS, ENDS, Faults, Life, Runtime
+from killproof_chaos.sim.runtime import BEGINS, ENDS, Crashed, Faults, Life, Runtime
 from killproof_chaos.workload import Job
 from killproof_evidence.target import Definite
 
@@ -60,7 +60,7 @@ class Actor:
         self._number = self._effects = self._deaths = 0
         self._file = f"history/{life.name}.jsonl"
         self.client = client  #: the target's own, for what has no method here
-        self.ids: dict[str, Any] = {}  #: harness id -> the queue's, of what this actor enqueued
+        self.ids: dict[str, Any] = {}  #: harness id -> the queue's, of the jobs that it knows
 
     @property
     def name(self) -> str:
@@ -85,7 +85,7 @@ class Actor:
         """Take a job, or return None."""
         client = self.client
         ask = client.claim if kinds is None else lambda: client.claim(kinds)
-        return self.call("claim", ask, told=_claimed)
+        return self.call("claim", ask, told=claimed)
 
     def extend(self, lease: Any) -> Any:
         """Prolong a lease; return what the target does, True if that is nothing; False: refused."""
@@ -163,6 +163,15 @@ class Actor:
         """Let others run here, if the scheduler says so."""
         self._runtime.point()
 
+    def wait_for(self, signal: str, seconds: float | None = None) -> bool:
+        """Wait until another actor notifies this signal; False: the time passed, or it was lost."""
+        limit = None if seconds is None else round(seconds * 1e9)
+        return self._runtime.wait(limit, signal=signal)
+
+    def notify(self, signal: str) -> None:
+        """Wake all actors that wait for this signal now."""
+        self._runtime.notify(signal)
+
     # Recording.
 
     def call(
@@ -189,6 +198,24 @@ class Actor:
         """
         with self.during(f, job=job, fence=fence, value=value) as completion:
             answer = function()
+            completion |= told(answer)
+            return answer
+        return refused
+
+    async def acall(
+        self,
+        f: str,
+        function: Callable[[], Awaitable[Any]],
+        *,
+        job: Any = None,
+        fence: int | None = None,
+        value: Any = None,
+        told: Callable[[Any], dict[str, Any]] = lambda _: {},
+        refused: Any = None,
+    ) -> Any:
+        """Await a function of an asyncio target as operation `f`; the rest is as for `call`."""
+        with self.during(f, job=job, fence=fence, value=value) as completion:
+            answer = await function()
             completion |= told(answer)
             return answer
         return refused
@@ -230,6 +257,10 @@ class Actor:
     def _append(self, process: str, n: int, f: str, kind: str, fields: dict[str, Any]) -> None:
         record = {"pid": self._life.pid, "process": process, "n": n, "f": f, "type": kind}
         record |= {name: value for name, value in fields.items() if value is not None}
+        if self._life.is_dead:
+            raise Crashed
+        if (here := self._runtime.current) is not None and here is not self._life:
+            record["thread"] = here.name  # One process may have one operation open in each thread.
         self._runtime.record(self._file, record, BEGINS if kind == "invoke" else ENDS)
         self._runtime.note(kind, f, {n: v for n, v in fields.items() if v is not None} or None)
 
@@ -254,7 +285,9 @@ def is_definite(error: BaseException) -> bool:
     return isinstance(error, Definite) or bool(getattr(error, "definite", False))
 
 
-def _claimed(lease: Any) -> dict[str, Any]:
+def claimed(lease: Any) -> dict[str, Any]:
+    """Return the fields of a claim's completion."""
+    """Return what the history keeps of a claim's answer: `told=claimed`."""
     if lease is None:
         return {}
     facts = facts_of(lease)

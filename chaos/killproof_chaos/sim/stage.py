@@ -6,7 +6,9 @@ clients keep in memory. A target says where that is (`memory(client)` returns th
 does not is opened anew for each schedule, which is slower and just as right.
 """
 
+import asyncio
 import ctypes
+import gc
 import shutil
 import sqlite3
 import tempfile
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from killproof_chaos.engines.finish import EFFECT_TABLE
+from killproof_chaos.sim import coroutines
 from killproof_chaos.sim.host import SimHost
 from killproof_chaos.sim.judging import Verdict, integrity, judge, write_store
 from killproof_chaos.sim.runtime import ENDED, Event, Life, Runtime, Scheduler
@@ -97,6 +100,7 @@ class Stage:
         self.path = self.place / getattr(target, "database", "queue.db")
         self._register: dict[int, Life] = {}
         self._parties: list[_Party] = []
+        self.ids: dict[str, Any] = {}  #: harness id -> the queue's, of the scenario's jobs
         self._verdicts: dict[int, Verdict] = {}
         self._runs = 0
         self._database: sqlite3.Connection | None = None
@@ -137,12 +141,25 @@ class Stage:
         runtime = self.runtime
         if not scheduler.begin(runtime):
             return None
+        collects = gc.isenabled()
+        gc.disable()  # What it finds may have clean-up code, which must not run in an actor's name.
+        try:
+            return self._play(scheduler, keeps_trace)
+        finally:
+            if collects:
+                gc.enable()
+
+    def _play(self, scheduler: Scheduler, keeps_trace: bool) -> Outcome:
+        runtime = self.runtime
         self._put_back()
         runtime.keeps_trace = keeps_trace
         actors = self._parties[: len(runtime.roots)]
         functions = list(self.scenario.actors.values())
         runtime.run(
-            [_body(party, function) for party, function in zip(actors, functions, strict=True)],
+            [
+                _body(runtime, party, function)
+                for party, function in zip(actors, functions, strict=True)
+            ],
             scheduler,
         )
         verdict, key = None, 0
@@ -203,7 +220,7 @@ class Stage:
         for job in scenario.jobs:
             actor.enqueue(job)
         actor.finish()
-        self._ids = actor.ids
+        self.ids |= actor.ids
         self._producer.close()
         self._first = (tuple(runtime.events), runtime.commits)
         self._parties = [_Party(self, root) for root in roots]
@@ -218,10 +235,12 @@ class Stage:
         events, runtime.commits = self._first
         runtime.events.extend(events)
         self._register.clear()
+        self._runs += 1
+        if self._runs % CHECKPOINT_RUNS == 0:
+            gc.collect(1)
         for party in self._parties:
             party.put_back()
         self._image.put_back()
-        self._runs += 1
         if self._runs % CHECKPOINT_RUNS == 0:
             self.database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
@@ -236,6 +255,7 @@ class Stage:
             party.drop()
         runtime.writer = None
         runtime.current, runtime.solo = None, True
+        runtime.set_clock(0)
         runtime.record("nemesis.jsonl", {"fault": "heal"})
         if not self.scenario.heals or self._is_drained():
             return
@@ -304,7 +324,9 @@ class _Party:
     def begin(self) -> Actor:
         """Return what the function of the actor is given, for this run."""
         self._stage.runtime.current = self.life
-        return Actor(self._stage.runtime, self.life, self.client)
+        actor = Actor(self._stage.runtime, self.life, self.client)
+        actor.ids |= self._stage.ids
+        return actor
 
     def put_back(self) -> None:
         """Be as just opened."""
@@ -411,10 +433,12 @@ def _keep_memory() -> None:
         mallopt(_M_TOP_PAD, _KEPT_BYTES // 8)
 
 
-def _body(party: _Party, function: Function) -> Callable[[], None]:
+def _body(runtime: Runtime, party: _Party, function: Function) -> Callable[[], None]:
     def body() -> None:
         actor = party.begin()
-        function(actor)
+        done = function(actor)
+        if asyncio.iscoroutine(done):
+            coroutines.run(runtime, done)
         actor.finish()
 
     return body
