@@ -1,5 +1,6 @@
 """The scenarios that come with the harness: each is one race that a queue can lose."""
 
+from functools import partial
 from typing import Any, Final
 
 from killproof_chaos.sim.runtime import Faults
@@ -83,11 +84,15 @@ def _work_in_batch(me: Actor) -> None:
         if leases:
             completion |= claimed(leases[0])
     for lease in leases[1:]:
-        me.call("claim", lambda lease=lease: lease, told=claimed)
+        me.call("claim", partial(_same, lease), told=claimed)
     for lease in leases:
         me.play(lease)
     for lease in leases:
         me.ack(lease)
+
+
+def _same(lease: Any) -> Any:
+    return lease
 
 
 def _cancel(me: Actor) -> None:

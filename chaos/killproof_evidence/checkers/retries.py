@@ -204,8 +204,8 @@ def _check_delay(
     following = claims[index] if index < len(claims) else None
     if following is None or following.t_end is None:
         return
-    if any(c.f == "replay" and op.t < c.t < following.t_end for c in story.controls):
-        # A person wanted it at once.
+    if any(c.f == "replay" and _overlaps(c, op.t, following.t_end) for c in story.controls):
+        # A person wanted it at once; who asked before the failure may be answered after it.
         return
     if evidence.wall_clock.stepped(op.t, following.t_end, forward=True):
         # Due times are wall clock: with the clock put forward, the delay was over.
@@ -226,6 +226,11 @@ def _check_delay(
 
 def _begin_of(op: Operation) -> int:
     return op.t
+
+
+def _overlaps(op: Operation, start: int, end: int) -> bool:
+    """Say whether an operation may have taken effect in [start, end]; without an answer it may."""
+    return op.t < end and (op.t_end is None or op.t_end > start)
 
 
 def _check_crashes(
@@ -292,8 +297,7 @@ def never_early(evidence: Evidence) -> Finding:
                 if told_ms < due_ms - ROUNDING_MS and not _in_doubt(evidence, change):
                     tally.violate(
                         story.label,
-                        f"job {story.label} was claimed {due_ms - told_ms} ms before it was "
-                        f"due",
+                        f"job {story.label} was claimed {due_ms - told_ms} ms before it was due",
                         before.at,
                         change.at,
                     )
