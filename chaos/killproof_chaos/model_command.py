@@ -147,7 +147,7 @@ def searches(record: Mapping[str, Any]) -> Table:
         "states",
         "steps",
         "depth",
-        "seconds",
+        "CPU s",
         "steps/s",
     ):
         table.add_column(heading, justify="right")
@@ -155,7 +155,7 @@ def searches(record: Mapping[str, Any]) -> Table:
     for row in record["searches"]:
         numbers = [
             *(row["workers"], row["jobs"], row["producers"] or "", f"{row['states']:,}"),
-            *(f"{row['steps']:,}", row["depth"], f"{row['seconds']:.1f}"),
+            *(f"{row['steps']:,}", row["depth"], f"{row['cpu_seconds']:.1f}"),
             f"{row['steps_per_second']:,}",
         ]
         table.add_row(row["name"], *map(str, numbers), "yes" if row["exhausted"] else "no")

@@ -34,8 +34,9 @@ def _head(records: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = [
         "# Every state of the lease protocol",
         "",
-        "Made by `make report-model`; nothing is drawn, so there is no seed. "
-        f"Python {where['python']}, {where['cores']} cores, {where['cpu']}.",
+        "Command: `make report-model`; nothing is drawn, so there is no seed.",
+        f"Machine: {where['cpu']}, {where['cores']} cores; Python {where['python']}. "
+        "SQLite takes no part in it.",
         "",
         "Each row is a whole search of the protocol as the contract of `killproof` puts it, with "
         f"at most {records[0]['attempts']} attempts to a job and any number of crashes, stops, "
@@ -43,7 +44,7 @@ def _head(records: Sequence[Mapping[str, Any]]) -> list[str]:
         "States that differ only by the names of workers and jobs count once.",
         "",
         "| search | workers | jobs | producers | people | verdict | states | steps | depth | "
-        "seconds | steps/s |",
+        "CPU s | steps/s |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     seen = set()
@@ -57,7 +58,7 @@ def _head(records: Sequence[Mapping[str, Any]]) -> list[str]:
                 lines.append(
                     f"| {row['name']} | {row['workers']} | {row['jobs']} | {row['producers']} | "
                     f"{people} | {whole} | {row['states']:,} | {row['steps']:,} | {row['depth']} "
-                    f"| {row['seconds']:.1f} | {row['steps_per_second']:,} |"
+                    f"| {row['cpu_seconds']:.1f} | {row['steps_per_second']:,} |"
                 )
     judged = [n for n, p in records[0]["properties"].items() if p["verdict"] == "pass"]
     return [
@@ -106,7 +107,7 @@ def _tail(records: Sequence[Mapping[str, Any]]) -> list[str]:
         "",
         f"Edges of the contract that nothing here walks: {', '.join(records[0]['not_walked'])}.",
         "",
-        "## Not shown",
+        "## What this does not show",
         "",
         *(f"- {line}" for line in NOT_SHOWN),
     ]

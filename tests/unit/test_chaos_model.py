@@ -485,6 +485,15 @@ def test_the_report_tells_each_search_and_each_guard(tmp_path: Path) -> None:
     assert "That the code does what the protocol says" in text
 
 
+@pytest.mark.parametrize("words", [("--crashes", "0"), ("--workers", "1"), ("--no-people",)])
+def test_a_small_world_owes_only_what_can_happen_in_it(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
+    done = command("--target", "minimal", "--jobs", "1", "--store", str(tmp_path / "store"), *words)
+
+    assert done.exit_code == 0, done.output
+
+
 def test_a_search_that_is_cut_short_is_unknown(tmp_path: Path) -> None:
     done = command("--states", "100", "--store", str(tmp_path / "store"))
 
