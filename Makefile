@@ -8,7 +8,7 @@ PAGES = README.md $(shell find docs -name '*.md')
 
 .DEFAULT_GOAL := help
 .PHONY: help install check check-all fresh lint format types imports cog cog-check test quick \
-    mutations report report-chaos report-contention clean
+    mutations report report-chaos report-contention report-model clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -83,6 +83,25 @@ report-chaos: ## The harness on the queue, ten seeds: reports/chaos-proc.md and 
 
 report-contention: ## The queue beside a plain reference: reports/contention.md.
 	$(BIN)/killproof bench claim --rows 1000000 --stopped --report reports/contention.md
+
+MODEL = $(BIN)/killproof chaos model --store killproof-store/model
+
+report-model: ## Every state of the lease protocol, and without each guard: reports/model.md.
+	rm -rf killproof-store/model
+	$(MODEL)/1 --workers 2 --jobs 2
+	$(MODEL)/2 --workers 3 --jobs 1
+	$(MODEL)/3 --workers 1 --jobs 3
+	$(MODEL)/4 --workers 3 --jobs 2
+	$(MODEL)/5 --workers 2 --jobs 3 --no-people
+	for guard in $$($(BIN)/killproof chaos model --guards | cut -d ' ' -f 1); do \
+	    $(MODEL)/without-$$guard --jobs 1 --without $$guard > /dev/null; test $$? = 1 || exit; \
+	done
+	$(BIN)/python -c 'import sys; from pathlib import Path; \
+	    from killproof_chaos.report_model import write_markdown; \
+	    write_markdown([Path(store) for store in sys.argv[2:]], Path(sys.argv[1]))' \
+	    reports/model.md killproof-store/model/[1-9] \
+	    $$($(BIN)/killproof chaos model --guards | \
+	        awk '{ print "killproof-store/model/without-" $$1 }')
 
 clean: ## Remove what tools have left.
 	rm -rf .fresh .ci-venv .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis \
