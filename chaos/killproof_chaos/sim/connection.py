@@ -159,7 +159,7 @@ class Connection(sqlite3.Connection):
         """Roll back below the scheduler: the process is gone, or the run has ended."""
         if self.in_transaction:
             super().rollback()
-        self.has_snapshot, self.written = False, 0
+        self.has_snapshot, self.written, self.version_base = False, 0, None
 
     def take_step(
         self, cursor: Cursor, run: Callable[[Any, str, Any], object], sql: str, values: Any
@@ -233,7 +233,9 @@ class Connection(sqlite3.Connection):
             except sqlite3.Error as error:
                 runtime.sqlite_ns += perf_counter_ns() - start
                 code = getattr(error, "sqlite_errorcode", None) or 0
-                if code & 0xFF == sqlite3.SQLITE_BUSY and not self.has_snapshot:
+                is_busy = code & 0xFF == sqlite3.SQLITE_BUSY
+                runtime.death_mark += is_busy  # It felt that the holder of the lock still lives.
+                if is_busy and not self.has_snapshot:
                     if runtime.block():
                         continue
                 elif was_inside and not self.in_transaction:
