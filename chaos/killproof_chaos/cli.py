@@ -36,6 +36,7 @@ from killproof_chaos.command import (
     console,
     harness,
     new_store,
+    refuse_plan,
     within,
 )
 from killproof_chaos.display import shown
@@ -134,8 +135,7 @@ def replay(
     ending = Ending(unknown=unknown, junit=junit, as_json=as_json)
     if Path(what).is_dir():
         crash_command.refuse(Path(what))
-        disk_command.refuse_plan(Path(what))
-        model_command.refuse_plan(Path(what))
+        refuse_plan(Path(what))
         planned = Plan.read(Store(what).plan)
     else:
         options = Options.of_token(what)

@@ -28,6 +28,8 @@ from killproof_evidence.store import Store
 EXIT_OF: Final = {"pass": 0, "violated": 1, "unknown": 2}
 EXIT_FAILED: Final = 3
 STORES: Final = "killproof-store"
+#: Engines whose runs are repeated by their command and not from a plan.
+PLANLESS: Final = frozenset({"disk", "model"})
 #: Of a log or a pipe; 80 would fold the longest sentence of the table.
 FILE_COLUMNS: Final = 110
 #: Reasons that are printed: room for every place that a run of `proc` can miss.
@@ -87,6 +89,22 @@ def new_store(asked: Path | None, *words: str, told: str = "") -> Store:
     store = Store.create(asked or Path(STORES) / name)
     print(f"{told}evidence in {store.path}", file=sys.stderr)
     return store
+
+
+def refuse_plan(folder: Path) -> None:
+    """Refuse to replay a run of an engine that has no plan: it is repeated by its command.
+
+    Raises:
+        ValueError: the folder holds such a run; the message names the command.
+    """
+    store = Store(folder)
+    record = store.read_run() if store.run.exists() else {}
+    engine = record.get("engine")
+    if engine in PLANLESS:
+        raise ValueError(
+            f"{folder} is a run of the engine {engine}, which has no plan: judge it again with "
+            f"`killproof chaos check {folder}`, or repeat it with `{record['replay']}`"
+        )
 
 
 def console(*, stderr: bool = False) -> Console:

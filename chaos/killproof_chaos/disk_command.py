@@ -81,21 +81,6 @@ def check(store: Store, ending: Ending) -> None:
     perform(lambda show: disk.again(store, show), ending)
 
 
-def refuse_plan(folder: Path) -> None:
-    """Refuse to replay a run of this engine: it has no plan, and is repeated by its command.
-
-    Raises:
-        ValueError: the folder holds such a run; the message names the command.
-    """
-    store = Store(folder)
-    record = store.read_run() if store.run.exists() else {}
-    if record.get("engine") == "disk":
-        raise ValueError(
-            f"{folder} is a run of the engine disk, which has no plan: judge it again with "
-            f"`killproof chaos check {folder}`, or repeat it with `{record['replay']}`"
-        )
-
-
 def perform(judge: Callable[[disk.Show], dict[str, Any]], ending: Ending) -> None:
     """Judge, show how far that is, and end with the exit code of the verdict."""
     with harness(), shown(text_of) as show:

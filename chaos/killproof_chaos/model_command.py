@@ -102,21 +102,6 @@ def check(store: Store, ending: Ending) -> None:
     perform(lambda show: model.again(store, show), ending, store)
 
 
-def refuse_plan(folder: Path) -> None:
-    """Refuse to replay a run of this engine: it has no plan, and is repeated by its command.
-
-    Raises:
-        ValueError: the folder holds such a run; the message names the command.
-    """
-    store = Store(folder)
-    record = store.read_run() if store.run.exists() else {}
-    if record.get("engine") == "model":
-        raise ValueError(
-            f"{folder} is a run of the engine model, which has no plan: repeat it with "
-            f"`{record['replay']}`"
-        )
-
-
 def perform(
     judge: Callable[[Callable[[Turn], None]], dict[str, Any]],
     ending: Ending,

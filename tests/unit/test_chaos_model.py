@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+import killproof.core
 from killproof.core.model import EDGES
 from killproof_chaos.cli import app
 from killproof_chaos.engines import model
@@ -324,6 +326,23 @@ def test_the_edges_are_the_contract_s_own_object_and_the_queue_s_own_data() -> N
         for old, targets in CONTRACT.edges.items()
         for new in targets
     } == EDGES
+
+
+def test_the_edges_are_those_that_the_schema_tells() -> None:
+    """Of the header's diagram, what stands in words: `held -> available | cancelled | dead`."""
+    schema = (Path(killproof.core.__file__).parent / "schema.sql").read_text(encoding="utf-8")
+    told = {
+        (old, new)
+        for olds, news in re.findall(r"^--[ +-]+>? ?([a-z, ]+) -> ([a-z |]+)", schema, re.MULTILINE)
+        for old in olds.split(", ")
+        for new in news.removesuffix(" by replay only").split(" | ")
+    }
+
+    assert len(told) == 20
+    for old, new in told:
+        assert CONTRACT.allows(old, new), (old, new)
+    for old in ("blocked", "held", "dead", "cancelled", "expired"):
+        assert {to for at, to in told if at == old} == set(CONTRACT.edges[old])
 
 
 def without_edge(old: str, new: str) -> Contract:
