@@ -22,12 +22,14 @@ from killproof_chaos.command import (
 )
 from killproof_chaos.engines import disk
 from killproof_chaos.engines.disk_model import Policy
+from killproof_chaos.engines.disk_verdict import POINTS as POINTS_FILE
 from killproof_chaos.engines.disk_verdict import Options, Turn
+from killproof_chaos.report_disk import write_report
 from killproof_evidence.judge import render_rows
 from killproof_evidence.store import Store
 
-#: Of a run that nobody sized: about a second of work for every thousand images and core.
-POINTS: Final = 1_000
+#: Of a run that nobody sized: seconds of work, and enough for every fault of the gallery.
+POINTS: Final = 200
 #: Enough for checkpoints and new logs, few enough for a file that is copied in a millisecond.
 JOBS: Final = 80
 #: Fewer hardly meet everything that a run must have seen.
@@ -73,20 +75,23 @@ def cut(
     ending = Ending(unknown=unknown, junit=junit, as_json=as_json)
     seed_text = str(options.seed)
     place = new_store(store, "disk", Path(target).stem, seed_text, told=f"seed {seed_text}, ")
-    perform(lambda show: disk.run(options, place, show), ending)
+    perform(lambda show: disk.run(options, place, show), place, ending)
 
 
 def check(store: Store, ending: Ending) -> None:
     """Judge a recorded run again, from its log alone."""
-    perform(lambda show: disk.again(store, show), ending)
+    perform(lambda show: disk.again(store, show), store, ending)
 
 
-def perform(judge: Callable[[disk.Show], dict[str, Any]], ending: Ending) -> None:
-    """Judge, show how far that is, and end with the exit code of the verdict."""
+def perform(judge: Callable[[disk.Show], dict[str, Any]], store: Store, ending: Ending) -> None:
+    """Judge, show how far that is, write the page, and end with the exit code of the verdict."""
     with harness(), shown(text_of) as show:
         record = judge(show)
     rows = [row for row in render_rows(record) if row.verdict != "not_judged"]
-    conclude(record, ending, rows=rows, figures=figures(record))
+    places = []
+    if (store.path / POINTS_FILE).exists():
+        places.append(f"report: {write_report(store.path)}")
+    conclude(record, ending, rows=rows, figures=figures(record), places=places)
 
 
 def points_of(text: str) -> int | None:

@@ -8,6 +8,7 @@ make a verdict empty. The shim's absence is a PATH without a compiler and an emp
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -132,6 +133,16 @@ def test_killproof_without_the_barrier_of_one_operation_is_caught(place: Path) -
     verdict = verdict_of(cut(place, *arguments, KILLPROOF_UNSYNCED="claim"), 1)
 
     assert "the claim of job" in verdict["properties"]["P1"]["witnesses"][0]["story"]
+
+
+def test_the_page_of_a_run_shows_the_losses_and_asks_nothing_of_a_network(hasty: Run) -> None:
+    page = (hasty.place / "run/report.html").read_text(encoding="utf-8")
+
+    assert 'class="gone"' in page
+    assert "A loss, record by record" in page
+    assert hasty.verdict["replay"] in page
+    assert not re.search(r"<script|<link|\ssrc=|@import|url\(|https?://", page)
+    assert len(page.encode()) < 2 * 1024 * 1024
 
 
 def test_a_recorded_run_is_judged_again_from_its_log_alone(hasty: Run) -> None:

@@ -49,7 +49,7 @@ def judged(place: Path, *images: Image, contract: Contract | None = None, **chan
         file=File.WAL, key=FileKey(1, 1, 1), path="", target="", at=0, length=0, flags=0, data=b"",
     )  # fmt: skip
     recording = Recording(
-        root="/q", database="q.db", records=[NOTE], copies=[], kills=[], problems=[]
+        root="/q", database="q.db", records=[NOTE], copies=[], kills=[], names={}, problems=[]
     )
     told = (Told(f="enqueue", job="1"),)
     tape = Tape(initial={}, steps=(step,), notes=(NOTE,), unended=0)

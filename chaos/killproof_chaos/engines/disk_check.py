@@ -158,17 +158,17 @@ class Checker:
         Raises:
             OSError: there is no room for images; it says nothing of the queue.
         """
-        began = time.perf_counter()
+        began = time.process_time()
         lay_out(self._place, image)
-        self.spent["lay out"] += time.perf_counter() - began
+        self.spent["lay out"] += time.process_time() - began
         try:
             look = self._patient_look(image, prepared=prepared)
         except Exception as error:
             # Whatever the target raises on a file that a power cut left is the finding itself.
             return self._unopened(error)
-        began = time.perf_counter()
+        began = time.process_time()
         outcome = self._judged(look)
-        self.spent["judge"] += time.perf_counter() - began
+        self.spent["judge"] += time.process_time() - began
         return outcome
 
     def _patient_look(self, image: Mapping[str, bytes], *, prepared: bool) -> Look:
@@ -259,16 +259,16 @@ class Checker:
 
     def _look(self) -> Look:
         """Read all that the judgement needs, before and after the target's own recovery."""
-        began = time.perf_counter()
+        began = time.process_time()
         with self._opened() as (queue, recover):
-            opened = time.perf_counter()
+            opened = time.process_time()
             with closing(sqlite3.connect(self._database, isolation_level=None)) as db:
                 before = self._rows(db)
                 recovered = recover()
                 after = self._rows(db, payloads=False)
-                read = time.perf_counter()
+                read = time.process_time()
                 unsound = tuple(whole(db))
-                self.spent["integrity check"] += time.perf_counter() - read
+                self.spent["integrity check"] += time.process_time() - read
                 effects = self._effect_rows(db)
             counts = getattr(queue, "counts", None)
             look = Look(

@@ -68,7 +68,7 @@ def check_all(
         work: what all share.
         points: in the order in which they are handed out.
         cores: so many processes.
-        spent: takes up the seconds that went into each part of the work.
+        spent: takes up the CPU seconds that went into each part of the work.
 
     Raises:
         CheckFailed: a process ended before its work did.
@@ -159,10 +159,10 @@ def _images(
     for policy in work.policies:
         opened = False
         if name is None or pending:  # Else every policy leaves the same files.
-            began = time.perf_counter()
+            began = time.process_time()
             files = disk.image(policy, random.Random(f"{work.seed} {step} {policy}"))
             name = digest(files)
-            checker.spent["rebuild"] += time.perf_counter() - began
+            checker.spent["rebuild"] += time.process_time() - began
             if opened := (name, prepared) not in seen:
                 seen[name, prepared] = checker.check(files, prepared=prepared)
         yield Image(

@@ -84,6 +84,7 @@ class Recording:
     records: list[Record]
     copies: list[Copy]
     kills: list[Kill]
+    names: dict[int, str]  #: what the harness called each process, by its pid
     problems: list[str]  #: why it is not the whole truth; a verdict on it is unknown
 
 
@@ -124,7 +125,13 @@ def record(name: str, target: Target, store: Store, *, seed: int, jobs: int) -> 
         problems = control.problems()
     shared.unlink()
     kills = [[kill.pid, kill.name, kill.role, kill.time_ns] for kill in run.kills]
-    index = {"root": str(place), "database": database, "kills": kills, "problems": problems}
+    index = {
+        "root": str(place),
+        "database": database,
+        "kills": kills,
+        "names": {str(pid): name for pid, name in run.names.items()},
+        "problems": problems,
+    }
     write_json(store.path / INDEX, index)
     return load(store)
 
@@ -151,6 +158,7 @@ def load(store: Store) -> Recording:
         records=records,
         copies=copies,
         kills=kills,
+        names={int(pid): name for pid, name in saved["names"].items()},
         problems=[*saved["problems"], *doubts, *_doubts(records, saved["root"], len(kills))],
     )
 
@@ -166,6 +174,7 @@ class _Run:
     seed: int
     holds: bool  #: whether somebody claims and gives back, which not every target can
     kills: list[Kill] = field(default_factory=list)
+    names: dict[int, str] = field(default_factory=dict)
     _database: Path = Path()
     _ended: set[str] = field(default_factory=set)  # Players that have done all of their list.
     _stopping: bool = False
@@ -304,6 +313,7 @@ class _Run:
                 self._on_end(process)
 
     def _on_end(self, process: Process) -> None:
+        self.names[process.pid] = process.name
         killed = process.status is not None and os.WIFSIGNALED(process.status)
         if killed and process.doom:
             self.kills.append(

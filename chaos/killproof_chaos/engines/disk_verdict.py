@@ -86,7 +86,7 @@ class Findings:
     opened: int = 0  #: images that had no equal before
     unopened: int = 0  #: that could not be opened
     pending: int = 0  #: images with something pending
-    spent: dict[str, float] = field(default_factory=dict)  #: s of all processes on each part
+    spent: dict[str, float] = field(default_factory=dict)  #: CPU s of all processes on each part
     jobs_max: int = 0
     seconds: float = 0.0
     stopped: str = ""  #: why it ended before the last image
@@ -191,7 +191,9 @@ def _is_whole(facts: disk_words.Facts) -> bool:
 
 def without_images(options: Options, target: Target, store: Store, reason: str) -> dict[str, Any]:
     """Return the verdict on a run that left nothing to look at."""
-    nothing = Recording(root="", database="", records=[], copies=[], kills=[], problems=[])
+    nothing = Recording(
+        root="", database="", records=[], copies=[], kills=[], names={}, problems=[]
+    )
     tape = Tape(initial={}, steps=(), notes=(), unended=0)
     findings = Findings()
     facts = disk_words.Facts(recording=nothing, tape=tape, told=())
@@ -278,7 +280,7 @@ def verdict(case: Case, store: Store, because: Sequence[str]) -> dict[str, Any]:
 
 
 def _checking_ms(findings: Findings) -> dict[str, float]:
-    """Return what each part of the work took: of every image, or of each one opened."""
+    """Return the CPU time of each part of the work: of every image, or of each one opened."""
     return {
         part: round(seconds * 1_000 / (findings.images if part == "rebuild" else opened), 3)
         for part, seconds in sorted(findings.spent.items())
@@ -289,6 +291,7 @@ def _checking_ms(findings: Findings) -> dict[str, float]:
 def _counts(findings: Findings, facts: disk_words.Facts | None) -> dict[str, int]:
     told = facts.told if facts is not None else ()
     speed = round(findings.images / findings.seconds) if findings.seconds else 0
+    cpu = sum(findings.spent.values())
     return {
         "images": findings.images,
         "distinct": len(findings.digests),
@@ -300,6 +303,7 @@ def _counts(findings: Findings, facts: disk_words.Facts | None) -> dict[str, int
         "images_opened": findings.opened,
         "images_unopened": findings.unopened,
         "images_per_second": speed,
+        "images_per_cpu_second": round(findings.images / cpu) if cpu else 0,
     }
 
 
