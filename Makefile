@@ -8,7 +8,8 @@ PAGES = README.md $(shell find docs -name '*.md')
 
 .DEFAULT_GOAL := help
 .PHONY: help install check check-all fresh lint format types imports cog cog-check test quick \
-    mutations report report-chaos report-contention report-model clean
+    mutations report report-chaos report-contention report-model \
+    report-power-cut clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -67,7 +68,7 @@ quick: ## What needs no processes: seconds.
 mutations: ## Take the core's guards away, one at a time, and see tests go red: minutes.
 	$(BIN)/python tests/mutations.py
 
-report: report-chaos report-contention ## Make reports/ anew from real runs (minutes).
+report: report-chaos report-contention report-power-cut ## Make reports/ anew from real runs (minutes).
 
 report-chaos: ## The harness on the queue, ten seeds: reports/chaos-proc.md and .html.
 	rm -rf killproof-store/report
@@ -102,6 +103,23 @@ report-model: ## Every state of the lease protocol, and without each guard: repo
 	    reports/model.md killproof-store/model/[1-9] \
 	    $$($(BIN)/killproof chaos model --guards | \
 	        awk '{ print "killproof-store/model/without-" $$1 }')
+
+CUTS = killproof-store/power-cut
+HASTY = killproof-process minimal synchronous-normal acknowledges-before-fsync
+
+report-power-cut: ## The power cut at every kind of point, queues side by side: reports/power-cut.md.
+	rm -rf $(CUTS)
+	for seed in $$(seq 24); do \
+	    $(BIN)/killproof chaos disk --points 250 --seed $$seed \
+	        --store $(CUTS)/killproof/$$seed || exit; \
+	done
+	for target in $(HASTY); do for seed in 1 2 3; do \
+	    $(BIN)/killproof chaos disk --target $$target --seed $$seed \
+	        --store $(CUTS)/$$target/$$seed > /dev/null; test $$? -le 1 || exit; \
+	done; done
+	$(BIN)/python -m killproof_chaos.report_disk_markdown reports/power-cut.md \
+	    $$(printf '%s\n' $(CUTS)/*/* | sort -V)
+	$(MAKE) --no-print-directory cog
 
 clean: ## Remove what tools have left.
 	rm -rf .fresh .ci-venv .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis \
