@@ -174,6 +174,7 @@ def rows(record: Mapping[str, Any]) -> list[Row]:
                     checked=finding["checked"],
                     detail=finding.get("reason") or "",
                     properties=(entry.number,),
+                    names=entry.number,
                 )
             )
     return found
@@ -192,6 +193,8 @@ def figures(record: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"edges of the contract that it never walks: {', '.join(record['not_walked'])}"
         )
+    if record["broken"]:
+        lines.append("what is wrong with this queue is in its code, and its code does not run here")
     return [*lines, NOT_SHOWN]
 
 

@@ -145,7 +145,7 @@ def _promises(record: Mapping[str, Any]) -> str:
     for row in render_rows(record):
         verdict = f"{report_words.mark(row.verdict)} {report_words.WORDS[row.verdict]}"
         checked = f"{row.checked:,}" if row.checked else ""
-        rows.append((row.sentence, verdict, checked, " ".join(row.properties)))
+        rows.append((row.sentence, verdict, checked, row.names))
     return table(("promise", "verdict", "cases checked", ""), rows)
 
 

@@ -163,8 +163,6 @@ def _engine_limits(record: Record) -> Iterable[str]:
     for engine, numbers in by.items():
         told = "; ".join(f"{SENTENCES.get(number, number)} ({number})" for number in numbers)
         yield f"What only the engine {engine} can judge: {told}."
-    if record.get("engine") == "proc":
-        yield "Disk errors, a full disk, and clocks that are set: none of these was made here."
 
 
 def _nemesis_limits(run: Record) -> Iterable[str]:

@@ -107,7 +107,7 @@ def table(rows: list[Row]) -> Table:
         mark, style = MARKS[row.verdict]
         word = Text(f"{mark} {row.verdict.replace('_', ' ')}", style=style)
         checked = f"{row.checked:,}" if row.checked else ""
-        result.add_row(row.sentence, word, checked, " ".join(row.properties))
+        result.add_row(row.sentence, word, checked, row.names)
     return result
 
 
@@ -116,7 +116,7 @@ def junit(record: Mapping[str, Any], rows: list[Row]) -> bytes:
     suite = ElementTree.Element("testsuite", name=f"killproof chaos {record['target']}")
     failures = skipped = 0
     for row in rows:
-        name = f"{row.sentence} ({' '.join(row.properties)})"
+        name = f"{row.sentence} [{row.names}]"
         case = ElementTree.SubElement(suite, "testcase", classname=record["target"], name=name)
         if row.verdict == "violated":
             failures += 1
@@ -154,9 +154,8 @@ def markdown(record: Mapping[str, Any], rows: list[Row]) -> str:
     ]
     for row in rows:
         mark, _ = MARKS[row.verdict]
-        properties = " ".join(row.properties)
         word = row.verdict.replace("_", " ")
-        lines.append(f"| {row.sentence} | {mark} {word} | {row.checked} | {properties} |")
+        lines.append(f"| {row.sentence} | {mark} {word} | {row.checked} | {row.names} |")
     lines += [""]
     lines += [f"- {story}" for story in stories(record)]
     lines += [f"- unknown because {reason}" for reason in reasons(record)]

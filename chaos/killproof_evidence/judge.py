@@ -223,6 +223,7 @@ class Row:
     checked: int
     detail: str  #: the first witness, the reason, or who can judge it
     properties: tuple[str, ...]
+    names: str  #: the numbers; those that the verdict does not rest on stand in brackets
 
 
 def judge(
@@ -465,4 +466,20 @@ def _row(sentence: str, numbers: tuple[str, ...], properties: Mapping[str, Any])
         checked=sum(p["checked"] for p in found),
         detail=detail,
         properties=numbers,
+        names=_names(numbers, verdict, properties),
     )
+
+
+def _names(numbers: tuple[str, ...], verdict: str, properties: Mapping[str, Any]) -> str:
+    """Name the promises of a row: a pass of one of them must not read as a pass of all."""
+    rests: list[str] = []
+    others: dict[str, list[str]] = {}
+    for number in numbers:
+        found = properties.get(number, {"verdict": NOT_JUDGED})
+        if found["verdict"] in (NOT_JUDGED, NOT_PROMISED) and found["verdict"] != verdict:
+            by = f"by {found['by']}" if found.get("by") else found["verdict"].replace("_", " ")
+            others.setdefault(by, []).append(number)
+        else:
+            rests.append(number)
+    beside = "; ".join(f"{' '.join(names)} {why}" for why, names in others.items())
+    return " ".join(rests) + (f" ({beside})" if beside else "")

@@ -453,6 +453,18 @@ def test_a_row_is_as_bad_as_its_worst_promise(run: "Run") -> None:
     assert first.detail == "the run has no heal phase"
 
 
+def test_a_pass_of_one_promise_does_not_read_as_a_pass_of_all(run: "Run") -> None:
+    healthy(run)
+    run.promises["P3"] = False
+    record = run.judged().record
+    record["properties"]["P17"] = {"verdict": "not_judged", "checked": 0, "by": "proc"}
+
+    first, second, *_ = render_rows(record)
+
+    assert (first.verdict, first.names) == ("pass", "P1 (P3 not promised; P17 by proc)")
+    assert second.names == "P6"
+
+
 # --- Sensitivity.
 
 

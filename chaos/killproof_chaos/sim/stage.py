@@ -11,13 +11,13 @@ import ctypes
 import gc
 import shutil
 import sqlite3
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
+from killproof_chaos import memory
 from killproof_chaos.engines.finish import EFFECT_TABLE
 from killproof_chaos.sim import coroutines
 from killproof_chaos.sim.host import SimHost
@@ -29,8 +29,6 @@ from killproof_evidence.audit import audit_records, install_audit
 from killproof_evidence.contract import TERMINAL
 from killproof_evidence.store import Store
 
-#: A file system in memory: an fsync there costs nothing.
-MEMORY: Final = Path("/dev/shm")
 #: How much longer than a lease a pass of time is, s: more than any doubt of the checkers.
 MARGIN_SECONDS: Final = 0.05
 LEASE_SECONDS_DEFAULT: Final = 60.0
@@ -94,8 +92,7 @@ class Stage:
         self.runtime = Runtime(
             list(scenario.actors), jump_ns=round(jump * 1e9), faults=scenario.faults
         )
-        parent = MEMORY if MEMORY.is_dir() else None
-        self.place = Path(tempfile.mkdtemp(prefix="killproof-sim-", dir=parent))
+        self.place = memory.folder("sim")
         self.runtime.hides = f"{self.place}/"
         self.path = self.place / getattr(target, "database", "queue.db")
         self._register: dict[int, Life] = {}
