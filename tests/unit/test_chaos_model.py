@@ -513,6 +513,15 @@ def test_a_small_world_owes_only_what_can_happen_in_it(
     assert done.exit_code == 0, done.output
 
 
+def test_a_queue_whose_code_is_broken_is_said_not_to_run(tmp_path: Path) -> None:
+    done = command(
+        "--target", "ack-without-fence", "--jobs", "1", "--store", str(tmp_path / "store")
+    )
+
+    assert done.exit_code == 0
+    assert "its code does not run here" in done.output
+
+
 def test_a_search_that_is_cut_short_is_unknown(tmp_path: Path) -> None:
     done = command("--states", "100", "--store", str(tmp_path / "store"))
 

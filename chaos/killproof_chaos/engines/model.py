@@ -117,7 +117,7 @@ def run(options: Options, store: Store, show: Show) -> dict[str, Any]:
         if searched[-1].found.broken:
             break
     stories = _write_stories(store, rules, searched)
-    record = _verdict(options, rules, searched, stories, store)
+    record = _verdict(options, rules, searched, stories, store) | {"broken": target.broken}
     store.write_contract(target.contract)
     fields = run_record(
         target, "model", options.argv(), seed=None, started=started,
