@@ -188,7 +188,8 @@ class _Random:
         """Begin the next run with a source of its own, so that each can be repeated alone."""
         if self._number == self._runs:
             return False
-        self._steps = max(self._steps, runtime.step)
+        if self._number:  # Else it is the length of somebody else's run.
+            self._steps = max(self._steps, runtime.step)
         self._number += 1
         # SplitMix64 makes unrelated numbers of neighbouring seeds.
         self.dice = Dice((self.seed << 32) + self._number)
