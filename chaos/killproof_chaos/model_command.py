@@ -195,8 +195,6 @@ def figures(record: Mapping[str, Any]) -> list[str]:
         )
     if record["broken"]:
         lines.append("what is wrong with this queue is in its code, and its code does not run here")
-    if record["broken"]:
-        lines.append("what is wrong with this queue is in its code, and its code does not run here")
     return [*lines, NOT_SHOWN]
 
 
