@@ -202,8 +202,8 @@ BARRIER = (
     m(
         "R-A5: a failed sync stops the queue",
         "database.py",
-        "            self.fail(str(error))\n            raise",
-        "            raise",
+        '            self.fail(f"fdatasync of the log failed: {cause}" if',
+        '            print(f"{cause}" if',
         f"{DURABILITY}never_retried_and_stops_everybody",
     ),
     m(
@@ -230,8 +230,8 @@ BARRIER = (
     m(
         "R-A5: after a failure the connection is kept",
         "database.py",
-        "list(database._handles):\n                        handle.keep()",
-        "():\n                        handle.keep()",
+        "in [handle for database in stopped for handle in database._handles]:",
+        "in ():",
         f"{SHARING}disk_failed_ends_without_closing",
     ),
     m(
