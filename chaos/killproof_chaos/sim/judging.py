@@ -148,14 +148,20 @@ def integrity(database: sqlite3.Connection) -> list[str]:
 
 
 def write_store(
-    path: Path | str, records: Records, *, run: dict[str, Any], contract: Contract
+    place: Store | Path | str, records: Records, *, run: dict[str, Any], contract: Contract
 ) -> Store:
     """Write the records as a real store, for `killproof chaos check`.
+
+    Args:
+        place: a store that holds no run yet, or where to make one.
+        records: of the run, by their path in a store.
+        run: run.json.
+        contract: of the target.
 
     Raises:
         StoreError: the folder holds something already; definite.
     """
-    store = Store.create(path)
+    store = place if isinstance(place, Store) else Store.create(place)
     for name, found in records.items():
         lines = (json.dumps(record, separators=(",", ":")) + "\n" for record in found)
         (store.path / name).write_text("".join(lines), encoding="utf-8")

@@ -180,8 +180,12 @@ class Stage:
             finally_rows=tuple(rows),
         )
 
-    def write_store(self, path: Path | str, outcome: Outcome) -> Store:
+    def write_store(self, place: Store | Path | str, outcome: Outcome) -> Store:
         """Write the evidence of the schedule that was played last as a store.
+
+        Args:
+            place: a store that holds no run yet, or where to make one.
+            outcome: of that schedule.
 
         Raises:
             StoreError: the folder holds something already; definite.
@@ -193,7 +197,7 @@ class Stage:
             "replay": outcome.token,
             "obligations": {},
         }
-        return write_store(path, self._records(), run=run, contract=self.contract)
+        return write_store(place, self._records(), run=run, contract=self.contract)
 
     # Setting up.
 
