@@ -7,8 +7,8 @@ race the same each time.
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -217,7 +217,9 @@ import sys, time
 from killproof import Queue
 from killproof.core.database import Database
 exec(sys.argv[2])
-queue = Queue(sys.argv[1], busy_limit=float(sys.argv[3]))
+queue = Queue(sys.argv[1])
+queue.counts()
+queue.database.busy_limit = float(sys.argv[3])
 print("ready", flush=True)
 sys.stdin.readline()
 for number in range(12):
@@ -231,29 +233,39 @@ for number in range(12):
 """
 
 
+@contextmanager
+def processes(count: int, word: str, *argv: str) -> "Iterator[list[subprocess.Popen[str]]]":
+    """Start so many, and wait until each has said the word; leave none behind."""
+    pipe = subprocess.PIPE
+    with ExitStack() as stack:
+        started = []
+        for _ in range(count):
+            command = [sys.executable, "-c", *argv]
+            process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+            started.append(stack.enter_context(process))
+            stack.callback(process.kill)
+        for process in started:
+            assert process.stdout is not None
+            assert process.stdout.readline() == f"{word}\n"
+        yield started
+
+
+def release(started: "list[subprocess.Popen[str]]") -> str:
+    """Let all of them go on at once; return what they have to complain about."""
+    for process in started:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    return "".join(process.communicate(timeout=SECONDS_MAX)[1] for process in started)
+
+
 def check_no_lock_error_reaches_anybody(place: Path, busy_limit: float) -> None:
     with Queue(place / "q.db", durability="process") as queue:
-        argv = [sys.executable, "-c", WRITER, queue.path, "", str(busy_limit)]
-        pipe = subprocess.PIPE
-        writers = [
-            subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
-            for _ in range(4)
-        ]
-        for writer in writers:
-            assert writer.stdout is not None
-            assert writer.stdout.readline() == "ready\n"
-        errors = "".join(release(writers))
+        argv = (WRITER, queue.path, "", str(busy_limit))
+        with processes(4, "ready", *argv) as writers:
+            errors = release(writers)
         assert not errors, errors[-400:]
         assert queue.counts()["succeeded"] + queue.counts()["available"] == 4 * 12
-
-
-def release(writers: "list[subprocess.Popen[str]]") -> list[str]:
-    """Let all of them begin at once; return what each has to complain about."""
-    for writer in writers:
-        assert writer.stdin is not None
-        writer.stdin.write("\n")
-        writer.stdin.flush()
-    return [writer.communicate(timeout=SECONDS_MAX)[1] for writer in writers]
 
 
 def test_four_processes_that_write_all_the_time_meet_no_lock_error(place: Path) -> None:
@@ -303,18 +315,9 @@ def file_of_an_application(path: Path) -> Any:
 
 def check_all_come_up(place: Path, before: Callable[[Path], Any], guard: str) -> None:
     path = place / "q.db"
-    with before(path):
-        argv = [sys.executable, "-c", STARTER, str(path), guard]
-        pipe = subprocess.PIPE
-        starters = [
-            subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
-            for _ in range(3)
-        ]
-        for starter in starters:
-            assert starter.stdout is not None
-            assert starter.stdout.readline() == "decided\n"
-        errors = "".join(release(starters))
-        assert not errors, errors[-400:]
+    with before(path), processes(3, "decided", STARTER, str(path), guard) as starters:
+        errors = release(starters)
+    assert not errors, errors[-400:]
     with Queue(path) as queue:
         assert queue.counts()["available"] == 3
         assert queue.database.peek("SELECT version FROM killproof_schema") == [(1,)]
