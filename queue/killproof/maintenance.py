@@ -16,7 +16,6 @@ import os
 import sqlite3
 import struct
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -58,10 +57,8 @@ DISK_ERRORS: Final = frozenset(
         *(sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY),
     }
 )
-#: Prints the head of the -shm file: two copies of the header, then the checkpoint's information.
-READ_INDEX: Final = (
-    "import sys; sys.stdout.buffer.write(open(sys.argv[1], 'rb', buffering=0).read(136))"
-)
+#: The head of the -shm file: two copies of the header, then what checkpoints know.
+INDEX_HEAD_BYTES: Final = 136
 #: Free space below which a checkpoint, which writes both files at once, may not fit.
 FREE_BYTES_WARN: Final = 1 << 30
 FREE_BYTES_FAIL: Final = 64 << 20
@@ -287,7 +284,7 @@ def _pages(place: str) -> str:
     A process of its own reads the index: this one may hold connections, whose locks would be gone
     when it closed that file.
     """
-    command = [sys.executable, "-I", "-S", "-c", READ_INDEX, f"{place}-shm"]
+    command = ["head", "-c", str(INDEX_HEAD_BYTES), f"{place}-shm"]
     try:
         done = subprocess.run(command, capture_output=True, timeout=LOOK_SECONDS_MAX)
         (logged,) = struct.unpack_from("=I", done.stdout, 16)  # mxFrame
