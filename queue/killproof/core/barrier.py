@@ -92,7 +92,7 @@ class Barrier:
         number belongs to another file by now.  `fstat` would say the same, but it marks the
         timestamps of the file as seen (Linux 6.13 and later), and then the next write has to
         journal a fresh one: 60 to 100 us for each commit.  The database is not written by a commit:
-        its number costs 1 us, and tells of one that was removed, or replaced by a backup.
+        its number costs 1 to 4 us, and tells of one that was removed or replaced by a backup.
 
         Raises:
             OSError: the database is gone, or the descriptor was closed.
