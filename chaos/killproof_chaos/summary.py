@@ -32,6 +32,7 @@ def headline(record: Mapping[str, Any]) -> str:
         return f"{record['target']}: no violation found {extent}"
     if record["verdict"] == "violated":
         broken = [n for n, found in record["properties"].items() if found["verdict"] == "violated"]
+        broken += ["an error that nobody expected"] if record.get("errors") else []
         return f"{record['target']}: violated {', '.join(broken)}, {extent}"
     return f"{record['target']}: unknown, {extent}"
 
@@ -43,6 +44,12 @@ def _extent(record: Mapping[str, Any]) -> str:
         return (
             f"in {counts['images']:,} power cuts ({counts['distinct']:,} distinct images), "
             f"{counts['acknowledged']:,} acknowledgements"
+        )
+    if "schedules" in counts:
+        scenarios = len(record["scenarios"])
+        return (
+            f"in {counts['schedules']:,} schedules ({counts['distinct']:,} different) of "
+            f"{scenarios} {'scenario' if scenarios == 1 else 'scenarios'}"
         )
     if "states" in counts:
         without = f" without {', '.join(record['without'])}" if record["without"] else ""

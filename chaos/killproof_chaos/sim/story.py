@@ -35,8 +35,8 @@ VERBS: Final[Mapping[str, tuple[str, str]]] = {
     "cancel": ("cancels", "cancel"),
     "replay": ("replays", "replay"),
 }
-#: A statement is cut to so much in the details: a claim's rows hold whole payloads.
-DETAIL_CHARS_MAX: Final = 160
+#: A statement and its answer are cut to so much in the details: rows hold whole payloads.
+DETAIL_CHARS_MAX: Final = 100
 #: State changes that one step names; a batch may make many.
 CHANGES_MAX: Final = 6
 #: Places between a number and the widest of its kind in a printed story.
@@ -259,9 +259,12 @@ def _rows_of(answer: object) -> int:
 def _details(part: _Part) -> Iterator[str]:
     for event in part.events:
         if event.what in ("statement", "error"):
-            answer = "" if event.answer is None else f" -> {event.answer!r}"
-            text = " ".join(event.text.split()) + answer
-            yield text if len(text) <= DETAIL_CHARS_MAX else f"{text[:DETAIL_CHARS_MAX]} ..."
+            answer = "" if event.answer is None else f" -> {_short(repr(event.answer))}"
+            yield _short(" ".join(event.text.split())) + answer
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= DETAIL_CHARS_MAX else f"{text[:DETAIL_CHARS_MAX]} ..."
 
 
 class _Teller:

@@ -42,6 +42,9 @@ class HostedQueue(Queue):
 class HostedMinimal:
     """`minimal` or a relative of it, with the calls of the seam."""
 
+    #: Calls of the seam that this queue has only to say no.
+    refused: Final = frozenset({"release", "cancel", "replay"})
+
     def __init__(self, queue: type[MinimalQueue], path: Path, host: Any) -> None:
         """Open the queue on this host; until it is closed its modules see the host's clock."""
         names = {base.__module__ for base in queue.__mro__ if issubclass(base, MinimalQueue)}
