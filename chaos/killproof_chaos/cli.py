@@ -22,6 +22,7 @@ from killproof_chaos import (
     doctor,
     model_command,
     plan,
+    sim_command,
     targets,
     workload,
 )
@@ -57,6 +58,7 @@ app = typer.Typer(
 app.command("disk")(disk_command.cut)
 app.command("crash")(crash_command.crash)
 app.command("model")(model_command.search)
+app.command("sim")(sim_command.explore)
 
 
 @app.command()
@@ -119,19 +121,26 @@ def check(
         disk_command.check(place, ending)
     if place.read_run().get("engine") == "model":
         model_command.check(place, ending)
+    if place.read_run().get("engine") == "sim":
+        sim_command.check(place, ending)
     _judge(place, ending)
 
 
 @app.command()
 def replay(
-    what: Annotated[str, typer.Argument(help="The folder of a run, or its token (kp1-...).")],
+    what: Annotated[
+        str, typer.Argument(help="The folder of a run, or a token (kp1-..., ks1-...).")
+    ],
     plan_only: Annotated[bool, typer.Option(help="Print the plan and run nothing.")] = False,
+    verbose: Annotated[bool, typer.Option(help="Of a schedule: each statement.")] = False,
     store: StoreOption = None,
     unknown: UnknownOption = None,
     junit: JunitOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print a run's plan, and run it again with the same seed and options."""
+    """Print a run's plan and run it again, or print the story of a schedule of the engine sim."""
+    if (token := sim_command.token_of(what)) is not None:
+        sim_command.replay(token, verbose=verbose)
     ending = Ending(unknown=unknown, junit=junit, as_json=as_json)
     if Path(what).is_dir():
         crash_command.refuse(Path(what))
