@@ -171,7 +171,7 @@ Heartbeat.watch = lambda self, tenure: tenure and watch(self, tenure)
 def check_the_job_is_recovered(place: Path, guard: str, seconds: float) -> None:
     notes = place / "notes"
     with Queue(place / "q.db", durability="process") as queue:
-        job_id = queue.enqueue("kind", 1, lease=0.3)
+        job_id = queue.enqueue("kind", 1, lease=0.5)
         with worker(queue, notes, NO_ACK + guard) as process:
             assert wait_until(lambda: len(said(notes, "tries")) >= 2, process), "no second try"
             again = None
@@ -195,4 +195,4 @@ def test_a_job_whose_outcome_can_not_be_written_is_tried_again_and_then_recovere
 def test_a_heartbeat_that_goes_on_after_the_handler_is_seen_to_keep_the_job(place: Path) -> None:
     """B31, control."""
     with pytest.raises(AssertionError, match="stays claimed"):
-        check_the_job_is_recovered(place, RENEWED_FOR_EVER, 1.2)  # Four leases.
+        check_the_job_is_recovered(place, RENEWED_FOR_EVER, 1.5)  # Three leases.
