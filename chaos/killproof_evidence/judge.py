@@ -195,6 +195,8 @@ PROPERTIES: Final = (
     ),
 )
 
+_ENGINES: Final = frozenset(name for p in PROPERTIES for name in p.engines)
+
 #: The first rows of every table: what people ask first, and the promises that answer it.
 HEADLINES: Final = (
     ("No job is lost", ("P1", "P3", "P17")),
@@ -270,8 +272,7 @@ def _find(evidence: Evidence, of: Property, checkers: Mapping[str, Checker]) -> 
         return Finding(verdict=NOT_PROMISED)
     checker = checkers.get(of.number)
     engine = evidence.run.get("engine", "proc")
-    known = {name for p in PROPERTIES for name in p.engines}
-    if checker is None or (engine in known and engine not in of.engines):
+    if checker is None or (engine in _ENGINES and engine not in of.engines):
         return Finding(verdict=NOT_JUDGED, by=of.engines[0])
     try:
         finding = checker(evidence)

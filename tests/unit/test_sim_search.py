@@ -200,6 +200,16 @@ def test_a_stalled_queue_is_healed_before_it_is_judged() -> None:
     assert outcome.finally_rows[0]["state"] == "succeeded"
 
 
+@pytest.mark.parametrize("name", ["killproof", "minimal"])
+def test_sync_points_are_points_where_a_scenario_asks_for_them(name: str) -> None:
+    plain = run_one(load(name), CLAIM)
+    stepped = run_one(load(name), replace(CLAIM, syncs=True))
+
+    assert stepped.steps >= plain.steps + 12
+    assert stepped.finally_rows == plain.finally_rows
+    assert run_one(load(name), CLAIM).text() == plain.text(), "the hook is given back"
+
+
 def test_a_target_without_a_host_seam_is_refused_in_one_line() -> None:
     class Bare:
         name, audit = "bare", None

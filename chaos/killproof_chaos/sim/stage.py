@@ -101,6 +101,8 @@ class Stage:
         self._verdicts: dict[int, Verdict] = {}
         self._runs = 0
         self._database: sqlite3.Connection | None = None
+        if scenario.syncs and hasattr(target, "announce"):
+            target.announce(self._pass_sync_point)
         try:
             self._set_up()
         except BaseException:
@@ -117,6 +119,8 @@ class Stage:
     def close(self) -> None:
         """Close everything and remove the file."""
         self.runtime.quiet = True
+        if self.scenario.syncs and hasattr(self.target, "announce"):
+            self.target.announce(None)
         for party in self._parties:
             party.close()
         if self._database is not None:
@@ -198,6 +202,11 @@ class Stage:
             "obligations": {},
         }
         return write_store(place, self._records(), run=run, contract=self.contract)
+
+    def _pass_sync_point(self, _name: str) -> None:
+        """Be at a sync point of a target whose hook is one for the whole process."""
+        if not self.runtime.quiet:
+            self.runtime.point()
 
     # Setting up.
 

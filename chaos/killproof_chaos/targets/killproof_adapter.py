@@ -254,6 +254,10 @@ class KillproofTarget:
         """Open the queue on an injected host."""
         return HostedQueue(place / self.database, host, lease=LEASE_SECONDS, retry=RETRY)
 
+    def announce(self, hook: Callable[[str], None] | None) -> None:
+        """Tell this function of every sync point that this process passes; None tells nobody."""
+        sync.hook = hook
+
     def memory(self, client: Queue) -> tuple[object, ...]:
         """Return the objects in whose attributes a client keeps what it remembers."""
         return client, client.database
