@@ -43,10 +43,11 @@ class Log:
         length: int = 0,
         flags: int = 0,
         file: File = File.DATABASE,
+        slot: int = 0,
     ) -> int:
         call = len(self._begins)
         record = Begin(
-            seq=len(self.records), slot=0, pid=1, thread=1, time_ns=0, call=call, number=0,
+            seq=len(self.records), slot=slot, pid=1, thread=1, time_ns=0, call=call, number=0,
             kind=kind, file=file, key=key, path=f"{ROOT}/{name}" if name else "",
             target=f"{ROOT}/{target}" if target else "", at=at, length=length or len(data),
             flags=flags, data=data,
@@ -63,8 +64,8 @@ class Log:
         done = len(begin.data) if result is None else result
         self.records.append(
             End(
-                seq=len(self.records), slot=0, pid=1, thread=1, time_ns=0, call=call, number=0,
-                kind=begin.kind, file=begin.file, key=key or begin.key,
+                seq=len(self.records), slot=begin.slot, pid=1, thread=1, time_ns=0, call=call,
+                number=0, kind=begin.kind, file=begin.file, key=key or begin.key,
                 at=begin.at if at is None else at, length=0, result=done, error=error,
                 injected=False,
             )
@@ -96,9 +97,12 @@ def tape_of(
     initial: Mapping[str, tuple[FileKey, bytes]] | None = None,
     world: World = World.HAPPENED,
     settled: Mapping[tuple[int, int], int] | None = None,
+    deaths: Mapping[int, int] | None = None,
 ) -> Tape:
     files = {"q.db": (DATABASE, b"")} if initial is None else initial
-    return compile_tape(log.records, root=ROOT, initial=files, world=world, settled=settled)
+    return compile_tape(
+        log.records, root=ROOT, initial=files, world=world, settled=settled, deaths=deaths
+    )
 
 
 def cut(tape: Tape, policy: Policy, *, step: int | None = None, seed: int = 0) -> dict[str, bytes]:
@@ -450,8 +454,28 @@ def test_a_write_without_an_end_is_replayed_in_two_worlds() -> None:
     log.sync()
 
     assert tape_of(log).unended == 1
-    assert cut(tape_of(log), Policy.DROP) == {"q.db": b"killed"}
+    assert cut(tape_of(log), Policy.KEEP) == {"q.db": b"killed"}
     assert cut(tape_of(log, world=World.NEVER), Policy.KEEP) == {"q.db": b""}
+
+
+def test_a_killed_write_is_durable_by_a_sync_that_began_when_its_process_was_dead() -> None:
+    log = Log()
+    log.begin(Kind.WRITE, data=b"killed")
+    log.sync()
+    log.sync()
+
+    assert cut(tape_of(log), Policy.DROP) == {"q.db": b""}
+    assert cut(tape_of(log, deaths={1: 3}), Policy.DROP) == {"q.db": b""}
+    assert cut(tape_of(log, deaths={1: 2}), Policy.DROP) == {"q.db": b"killed"}
+
+
+def test_who_writes_a_file_of_sqlite_after_a_killed_write_shows_that_it_had_ended() -> None:
+    log = Log()
+    log.begin(Kind.WRITE, data=b"killed")
+    log.end(log.begin(Kind.WRITE, at=6, data=b"!", slot=1))
+    log.sync()
+
+    assert cut(tape_of(log), Policy.DROP) == {"q.db": b"killed!"}
 
 
 def test_what_is_known_of_a_killed_write_holds_in_every_world() -> None:

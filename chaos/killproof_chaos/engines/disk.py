@@ -25,7 +25,7 @@ from killproof_chaos.engines import disk_verdict, disk_words
 from killproof_chaos.engines.crew import EngineFailed
 from killproof_chaos.engines.disk_check import ROOM_BYTES_MIN, read_told
 from killproof_chaos.engines.disk_model import Disk, Policy, Tape, World, compile_tape
-from killproof_chaos.engines.disk_pool import CheckFailed, Work, check_all
+from killproof_chaos.engines.disk_pool import HANGING_MAX, CheckFailed, Work, check_all
 from killproof_chaos.engines.disk_record import NO_CONTENT, Copy, Recording, load, record
 from killproof_chaos.engines.disk_settle import settled
 from killproof_chaos.engines.disk_verdict import Findings, Options, Turn
@@ -60,7 +60,7 @@ def run(options: Options, store: Store, show: Show) -> dict[str, Any]:
     except ShimUnavailable as error:
         verdict = disk_verdict.without_images(options, target, store, str(error))
     except KeyboardInterrupt:
-        reason = "stopped by Ctrl-C while the run was being recorded"
+        reason = "stopped by a signal while the run was being recorded"
         verdict = disk_verdict.without_images(options, target, store, reason)
     else:
         verdict = judged(options, target, recording, store, show)
@@ -103,7 +103,7 @@ def judged(
         try:
             _check(options, work, points, findings, show)
         except KeyboardInterrupt:
-            findings.stopped = "by Ctrl-C"
+            findings.stopped = "by a signal"
         except CheckFailed as error:
             raise EngineFailed(str(error)) from error
     total = len(points) * len(options.policies)
@@ -141,6 +141,9 @@ def _check(
                 seconds=findings.seconds,
             )
         )  # fmt: skip
+        if findings.hanging >= HANGING_MAX:
+            findings.stopped = f"when {HANGING_MAX} images did not open in time"
+            return
         if options.fail_fast and findings.is_violated(work.target):
             findings.stopped = "at the first violation"
             return
@@ -167,8 +170,18 @@ def tapes_of(recording: Recording) -> tuple[dict[World, Tape], list[str]]:
 
 def _compiled(recording: Recording, world: World, known: Mapping[tuple[int, int], int]) -> Tape:
     return compile_tape(
-        recording.records, root=recording.root, initial={}, world=world, settled=known
-    )
+        recording.records, root=recording.root, initial={}, world=world, settled=known,
+        deaths=_deaths(recording),
+    )  # fmt: skip
+
+
+def _deaths(recording: Recording) -> dict[int, int]:
+    """Return, for each killed process, the first record after the supervisor knew it dead."""
+    found = {}
+    for kill in recording.kills:
+        later = (r.seq for r in recording.records if getattr(r, "time_ns", 0) > kill.dead_ns)
+        found[kill.pid] = next(later, len(recording.records))
+    return found
 
 
 def _at(tape: Tape, copy: Copy) -> Disk:

@@ -34,7 +34,7 @@ AFTER_CUT_SECONDS: Final = 3_600.0
 #: What a claimed job is no longer, once a delivery of it has ended.
 ENDING: Final = frozenset({"nack", "release", "snooze", "refused"})
 #: Of an image: a target that waits for ever has not opened it.
-IMAGE_SECONDS_MAX: Final = 30.0
+IMAGE_SECONDS_MAX: Final = 10.0
 #: With less, an image that does not open may only have had no room.
 ROOM_BYTES_MIN: Final = 8 * 1024 * 1024
 
@@ -68,6 +68,7 @@ class Outcome:
     opens: bool
     jobs: int  #: rows found
     checked: Mapping[str, int]  #: promise -> cases that this image held
+    hangs: bool = False  #: it was not open in time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,8 +202,9 @@ class Checker:
         facts = range(len(self._told))
         lost = tuple(n for n in facts if self._told[n] is not None)[:FINDINGS_MAX]
         return Outcome(
-            unhonoured=lost, broken=(broken,), opens=False, jobs=0, checked={"P16": 1, "P1": 1}
-        )
+            unhonoured=lost, broken=(broken,), opens=False, jobs=0, checked={"P16": 1, "P1": 1},
+            hangs=isinstance(error, TimeoutError),
+        )  # fmt: skip
 
     def _judged(self, look: Look) -> Outcome:
         """Hold what was seen against every promise; pure but for caches."""

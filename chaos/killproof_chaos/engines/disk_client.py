@@ -51,7 +51,7 @@ LOCK_SECONDS: Final = 1.0
 
 
 def operations(
-    seed: int, players: int, jobs: int, *, cancels: bool, replays: bool
+    seed: int, players: int, jobs: int, *, cancels: bool, replays: bool, tables: bool
 ) -> list[list[Operation]]:
     """Return what each player does, the same for the same seed.
 
@@ -65,12 +65,13 @@ def operations(
         jobs: so many in all.
         cancels: whether the target can cancel.
         replays: whether it can replay.
+        tables: whether effects can be rows of a table in the transaction of the ack.
     """
     source = random.Random(f"disk {seed}")
     lists: list[list[Operation]] = [[] for _ in range(players)]
     for number in range(jobs):
         mine = lists[number % players]
-        job = _job(source, number, jobs)
+        job = _job(source, number, jobs, tables=tables)
         enqueue = Operation(f="enqueue", at_ms=0, job=job)
         if job.key is not None:
             lists[(number + 1) % players].append(enqueue)
@@ -86,7 +87,7 @@ def operations(
     return lists
 
 
-def _job(source: random.Random, number: int, jobs: int) -> Job:
+def _job(source: random.Random, number: int, jobs: int, *, tables: bool) -> Job:
     """Return a job; what a run must see comes by number, so that a short one sees it too."""
     # Dead letters late: each image that holds one costs a snapshot of all its jobs.
     final = number % 3 == 0 and number >= jobs * 3 // 4
@@ -96,7 +97,7 @@ def _job(source: random.Random, number: int, jobs: int) -> Job:
         kind=source.choice(("report", "webhook")),
         priority=source.choice((2, 5, 5, 7)),
         script=script,
-        sink="table" if source.random() < 0.4 or number % 5 == 0 else "log",
+        sink="table" if tables and (source.random() < 0.4 or number % 5 == 0) else "log",
         snooze=number % 17 == 7,
         body_bytes=source.choice((20, 80, 400)),
         key=f"key-{number}" if number % 7 == 2 else None,

@@ -22,7 +22,7 @@ What is not a disk's is left out: the -shm and the files that are only locks.
 import hashlib
 import os
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import PurePath
@@ -128,6 +128,7 @@ def compile_tape(
     initial: Mapping[str, tuple[FileKey, bytes]],
     world: World = World.HAPPENED,
     settled: Mapping[tuple[int, int], int] | None = None,
+    deaths: Mapping[int, int] | None = None,
 ) -> Tape:
     """Turn the records into steps.
 
@@ -138,10 +139,14 @@ def compile_tape(
         world: what a write without an end did.
         settled: of calls without an end, (slot, call) -> how many bytes they wrote after all, or 1
             for a name that they changed; the others are the world's.
+        deaths: pid -> the record before which a killed process had ended, and so its last call.
     """
     everything = list(records)
     ends = {(r.slot, r.call): r for r in everything if isinstance(r, End)}
-    compiler = _Compiler(root=root, ends=ends, world=world, settled=settled or {})
+    compiler = _Compiler(
+        root=root, ends=ends, world=world, settled=settled or {}, deaths=deaths or {},
+        records=everything,
+    )  # fmt: skip
     compiler.names = {name: key for name, (key, _) in initial.items()}
     for record in everything:
         compiler.take(record)
@@ -163,6 +168,8 @@ class _Compiler:
     ends: Mapping[tuple[int, int], End]
     world: World
     settled: Mapping[tuple[int, int], int]
+    deaths: Mapping[int, int]
+    records: Sequence[Record]
     names: dict[str, FileKey] = field(default_factory=dict)
     begins: dict[tuple[int, int], Begin] = field(default_factory=dict)
     folders: dict[FileKey, str] = field(default_factory=dict)
@@ -176,7 +183,9 @@ class _Compiler:
             self.begins[record.slot, record.call] = record
             self._begin(record, self.ends.get((record.slot, record.call)))
         elif isinstance(record, End) and (record.is_done or record.kind in SYNCS):
-            self._end(self.begins[record.slot, record.call], record)
+            begin = self.begins.get((record.slot, record.call))
+            if begin is not None:  # Else the log is not whole, and whoever reads it is told.
+                self._end(begin, record)
         elif isinstance(record, Seen):
             name = self._name(record.path)
             if record.file == File.DIRECTORY:
@@ -191,13 +200,13 @@ class _Compiler:
         if begin.kind not in (Kind.WRITE, Kind.TRUNCATE, Kind.ALLOCATE):
             # At once, not when its end was logged: another process may have bound the name since.
             if begin.kind in NAMES and (end is not None or self._happened(begin)):
-                self._rename(begin, begin.seq if end is None else end.seq)
+                self._rename(begin, self._died(begin) if end is None else end.seq)
             return
         happened = 0 if end is not None else self._happened(begin)
         # Appended by a killed process: nobody knows where; it was never acknowledged either.
         if end is None and (not happened or (begin.kind == Kind.WRITE and begin.at < 0)):
             return
-        ended = begin.seq if end is None else end.seq
+        ended = self._died(begin) if end is None else end.seq
         at = begin.at if end is None else end.at
         if begin.kind == Kind.WRITE:
             done = happened if end is None else end.result
@@ -209,6 +218,25 @@ class _Compiler:
                 seq=begin.seq, end=ended, key=begin.key, at=0, data=b"", size=size, grows=grows
             )
         self.steps.append(change)
+
+    def _died(self, begin: Begin) -> int:
+        """Return a record before which a call without an end had ended with its process.
+
+        Its locks were given back after its last call: where somebody else writes the same file of
+        SQLite's, or where it is known to be dead.
+        """
+        died = self.deaths.get(begin.pid, len(self.records))
+        if begin.file not in (File.DATABASE, File.WAL):
+            return died
+        for record in self.records[begin.seq + 1 : died]:
+            if (
+                isinstance(record, Begin)
+                and record.kind == Kind.WRITE
+                and record.key == begin.key
+                and record.slot != begin.slot
+            ):
+                return record.seq
+        return died
 
     def _happened(self, begin: Begin) -> int:
         """Return how much a call without an end did: bytes of a write, else 1 or 0."""
@@ -348,9 +376,13 @@ class Disk:
 
     @property
     def pending(self) -> int:
-        """How many writes, sizes and names are not durable."""
+        """How many writes and sizes of files that have a name, and names, are not durable."""
+        named = {*self._names.values(), *self.keys().values()}
         writes = sum(
-            not pending.durable for content in self._contents.values() for pending in content.later
+            not pending.durable
+            for key, content in self._contents.items()
+            if content.later and key in named
+            for pending in content.later
         )
         return writes + len(self._moves)
 

@@ -23,6 +23,8 @@ from killproof_evidence.target import Target
 CHUNK_POINTS: Final = 8
 
 
+#: A target that does not open so many images in time would not open the others either.
+HANGING_MAX: Final = 3
 #: What was found in an image, by its digest and whether the queue had been made by then.
 Seen = dict[tuple[bytes, bool], Outcome]
 
@@ -123,21 +125,33 @@ def _received(connection: Connection, spent: dict[str, float]) -> list[Image]:
 def _work(channel: Connection, work: Work, place: Path) -> None:
     """Check chunks until there are no more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends this one.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     checker = Checker(work.target, place, work.told, database=work.database)
     disks: dict[World, Disk] = {}
     seen: Seen = {}
     while (chunk := channel.recv()) is not None:
         checker.spent.clear()
         try:
-            found = [
-                image
-                for world, step in chunk
-                for image in _images(work, world, step, disks, checker, seen)
-            ]
+            found = []
+            for image in _chunk(work, chunk, disks, checker, seen):
+                found.append(image)
+                if sum(one.outcome.hangs for one in found) >= HANGING_MAX:
+                    break
         except Exception as error:
             channel.send(f"{type(error).__name__}: {error}")
             return
         channel.send((found, dict(checker.spent)))
+
+
+def _chunk(
+    work: Work,
+    points: Sequence[tuple[World, int]],
+    disks: dict[World, Disk],
+    checker: Checker,
+    seen: Seen,
+) -> Iterator[Image]:
+    for world, step in points:
+        yield from _images(work, world, step, disks, checker, seen)
 
 
 def _images(

@@ -15,7 +15,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -27,7 +27,7 @@ from killproof_chaos.shim.build import build
 from killproof_chaos.shim.calls import File, Kind
 from killproof_chaos.shim.control import Control
 from killproof_chaos.shim.environment import preload_environment
-from killproof_chaos.shim.log import Begin, Blind, Note, Record, Torn, read_log
+from killproof_chaos.shim.log import Begin, Blind, End, Note, Record, Torn, read_log
 from killproof_chaos.workload import Operation
 from killproof_evidence.store import Store, StoreError, write_json
 from killproof_evidence.target import Target
@@ -72,7 +72,8 @@ class Kill:
     pid: int
     name: str  #: such as w2.1
     role: str
-    time_ns: int  #: CLOCK_MONOTONIC
+    time_ns: int  #: when it was sent, CLOCK_MONOTONIC
+    dead_ns: int  #: when it was known to have ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +109,7 @@ def record(name: str, target: Target, store: Store, *, seed: int, jobs: int) -> 
         seed, PLAYERS, jobs,
         cancels=bool(target.contract.promised("P15")),
         replays=bool(target.contract.promised("P13")),
+        tables=target.contract.promised("P6") == "transaction",
     )  # fmt: skip
     shared = store.path / "control"
     with (
@@ -124,7 +126,7 @@ def record(name: str, target: Target, store: Store, *, seed: int, jobs: int) -> 
             crew.close()
         problems = control.problems()
     shared.unlink()
-    kills = [[kill.pid, kill.name, kill.role, kill.time_ns] for kill in run.kills]
+    kills = [asdict(kill) for kill in run.kills]
     index = {
         "root": str(place),
         "database": database,
@@ -148,10 +150,7 @@ def load(store: Store) -> Recording:
         raise StoreError(f"store {str(store.path)!r} holds no recording: run it anew") from None
     records = list(read_log(store.path / LOG))
     copies, doubts = _copies(store, records)
-    kills = [
-        Kill(pid=pid, name=name, role=role, time_ns=time_ns)
-        for pid, name, role, time_ns in saved["kills"]
-    ]
+    kills = [Kill(**kill) for kill in saved["kills"]]
     return Recording(
         root=saved["root"],
         database=saved["database"],
@@ -319,7 +318,7 @@ class _Run:
             self.kills.append(
                 Kill(
                     pid=process.pid, name=process.name, role=process.role,
-                    time_ns=process.doom["t"],
+                    time_ns=process.doom["t"], dead_ns=time.monotonic_ns(),
                 )
             )  # fmt: skip
             if not self._stopping:
@@ -381,6 +380,9 @@ def _doubts(records: Sequence[Record], root: str, killed: int) -> list[str]:
     if torn > killed:
         found.append(f"{torn} records of the disk's log are torn by {killed} kills")
     begins = [record_ for record_ in records if isinstance(record_, Begin)]
+    known = {(begin.slot, begin.call) for begin in begins}
+    if any(isinstance(r, End) and (r.slot, r.call) not in known for r in records):
+        found.append("the log holds ends of calls whose begin it lacks")
     unknown = sorted({word for begin in begins if (word := unmodelled(begin, root)) is not None})
     if unknown:
         found.append(f"the model of the disk does not know {', '.join(unknown)}")

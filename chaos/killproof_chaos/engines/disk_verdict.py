@@ -85,6 +85,7 @@ class Findings:
     checked: Counter[str] = field(default_factory=Counter)  #: promise -> cases in all images
     opened: int = 0  #: images that had no equal before
     unopened: int = 0  #: that could not be opened
+    hanging: int = 0  #: that were not open in time
     pending: int = 0  #: images with something pending
     spent: dict[str, float] = field(default_factory=dict)  #: CPU s of all processes on each part
     jobs_max: int = 0
@@ -97,6 +98,7 @@ class Findings:
         self.digests.add(image.digest)
         self.opened += image.opened
         self.unopened += not image.outcome.opens
+        self.hanging += image.outcome.hangs
         self.checked.update(image.outcome.checked)
         self.pending += image.pending > 0
         self.jobs_max = max(self.jobs_max, image.outcome.jobs)
