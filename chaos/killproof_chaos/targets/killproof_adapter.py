@@ -8,6 +8,7 @@ seconds.
 
 import json
 import logging
+import os
 import signal
 import sqlite3
 import sys
@@ -29,6 +30,7 @@ from killproof import (
 )
 from killproof.core import model, sync
 from killproof.core.database import Transaction
+from killproof.core.host import KernelLocks
 from killproof.worker import Context, Handlers, Permanent, Snooze, Worker
 from killproof_chaos import hook, phases
 from killproof_chaos.recording import Recorder, Result, open_recorder, process_name
@@ -243,12 +245,12 @@ class KillproofTarget:
 
     def prepare(self, place: Path) -> None:
         """Make an empty queue."""
-        with Queue(place / self.database):
+        with Queue(place / self.database, host=_host()):
             pass
 
     def client(self, place: Path) -> "KillproofClient":
         """Open the queue for a producer."""
-        return KillproofClient(Queue(place / self.database))
+        return KillproofClient(Queue(place / self.database, host=_host()))
 
     def open(self, place: Path, host: Host) -> Queue:
         """Open the queue on an injected host."""
@@ -284,7 +286,7 @@ class KillproofTarget:
         logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(message)s")
         sync.hook = hook.hook
         recorder = open_recorder(process_name(), _is_definite)
-        queue = RecordedQueue(place / self.database, recorder)
+        queue = RecordedQueue(place / self.database, recorder, host=_host())
         handlers = Handlers()
         for kind in kinds_of(place):
             handlers(kind, timeout=TIMEOUT_SECONDS)(play)
@@ -333,7 +335,7 @@ class VouchedLocks(KernelLocks):
 
 
 def _host() -> Host | None:
-    """Return the host of a worker; `$KILLPROOF_CHAOS_MEMORY` says that its files lie in memory."""
+    """Return the host of a process; `$KILLPROOF_CHAOS_MEMORY` says that files lie in memory."""
     return Host(lock=VouchedLocks()) if os.environ.get("KILLPROOF_CHAOS_MEMORY") else None
 
 
