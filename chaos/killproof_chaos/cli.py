@@ -86,8 +86,8 @@ def run(
     """Run a queue under kills, stops and failures, then judge what it promised.
 
     The run ends when the counts asked for have hit, after at least SECONDS and at most three times
-    that. The seed decides the plan; real processes are not deterministic, so it narrows a search
-    and does not repeat a schedule.
+    that, or later while a slow machine still hits new places. The seed decides the plan; real
+    processes are not deterministic, so it narrows a search and does not repeat a schedule.
     """
     ending = Ending(unknown=unknown, junit=junit, as_json=as_json)
     options = Options(

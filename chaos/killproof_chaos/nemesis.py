@@ -36,8 +36,10 @@ WITHOUT_LEASE: Final = ("enqueue.", "cancel.", "reap.", "promote.", "worker.", "
 WITHOUT_LEASE_YET: Final = frozenset({"claim.begin", "claim.locked", "claim.written"})
 #: A random fault waits at most so long for a busy victim, and then takes an idle one.
 BUSY_WAIT_MS: Final = 150
-#: A kill that wants an idle peer waits for the next lull; for ever only while none has had one.
+#: A kill that wants an idle peer waits for the next lull, the first ones as long as it takes: the
+#: job of one may be at its last attempt, and the peer of another may take a job that kills it.
 SPARE_WAIT_MS: Final = 4_000
+SPARED_MIN: Final = 3
 #: So often an idle peer is left alone until it can have taken over: recovery is measured so.
 SHELTERS_MAX: Final = 5
 SHELTER_BEYOND_LEASE_MS: Final = 300
@@ -104,7 +106,7 @@ class Nemesis:
         self._io = IoNemesis(shim, self._write) if shim is not None else None
         self._working_since: dict[int, int] = {}
         self._killed_ns = 0
-        self._spared = False  # Somebody was killed while a peer was idle.
+        self._spared = 0  # So often somebody was killed while a peer was idle.
         self._shelters = 0
         self._sheltered: tuple[str, int] = ("", 0)  # Who shall not be struck, and until when.
         self._lock_freed_ns = 0
@@ -360,12 +362,12 @@ class Nemesis:
         phases = {process: self._board.phase(process.slot) for process in victims}
         waited_ms = elapsed_ms - fault.at_ms
         busy = [process for process in victims if phases[process] not in ("", IDLE)]
-        if fault.spare and (waited_ms < SPARE_WAIT_MS or not self._spared):
+        if fault.spare and (waited_ms < SPARE_WAIT_MS or self._spared < SPARED_MIN):
             calm = time.monotonic_ns() - self._killed_ns > SPARE_CALM_NS and bool(self._idle())
             busy = [p for p in victims if calm and phases[p].startswith("handler.")]
             if not busy:
                 return False
-            self._spared = True
+            self._spared += calm
             self._shelter(self._idle()[0] if calm else "")
         if not busy and (not victims or waited_ms < BUSY_WAIT_MS):
             return False
@@ -432,7 +434,7 @@ class Nemesis:
     def _drive_idleness(self, elapsed_ms: int) -> None:
         """Hold the producers back while a fault waits in vain for a worker without work."""
         waiting = list(self._aims.get(IDLE, ()))
-        if not self._spared:
+        if self._spared < SPARED_MIN:
             waiting += [fault for fault in self._random if fault.spare]
         late = any(elapsed_ms - fault.at_ms > IDLE_WAIT_MS for fault in waiting)
         # While the write lock is held nobody gets idle, and less to do would not help.

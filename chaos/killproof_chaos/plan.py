@@ -22,8 +22,10 @@ from killproof_chaos import workload
 NEMESES: Final = ("kill", "pause", "term", "handler", "lock", "clock", "io")
 #: Those of a run that asks for none: the others need a C compiler (docs/decisions.md 17).
 NEMESES_DEFAULT: Final = ("kill", "pause", "term", "handler", "lock")
-#: A run ends after so many times the seconds asked for, whatever has hit by then.
+#: A run ends after so many times the seconds asked for, whatever has hit by then; on a machine so
+#: slow that new places are still being hit, after at most the second.
 STRETCH: Final = 3
+STRETCH_MAX: Final = 8
 TERMS_PER_SECOND: Final = 0.4
 LOCKS_PER_SECOND: Final = 0.15
 #: At least so many kills, and this share of the random ones, wait until a peer is idle.

@@ -159,8 +159,9 @@ def make(
         at_ms = _in_burst(number * gap_ms)
         name = f"j{number}"
         job = _users(jobs, number, name, source, trouble) if jobs else _mixed(name, source, trouble)
-        if trouble and number < len(SURE) and not (jobs and "script" in jobs[number % len(jobs)]):
-            script, sink = SURE[number]
+        scripted = bool(jobs) and "script" in jobs[number % len(jobs)]
+        if trouble and number < 2 * len(SURE) and not scripted:
+            script, sink = SURE[number % len(SURE)]  # Twice: a kill may take the enqueue itself.
             job = replace(job, script=script, sink=sink, priority=0, delay_ms=0, max_attempts=5)
         operations = lists[number % producers]
         operations.append(Operation(f="enqueue", at_ms=at_ms, job=job))

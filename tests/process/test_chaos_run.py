@@ -3,7 +3,6 @@
 import json
 import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -67,14 +66,10 @@ def family(pid: int) -> set[int]:
 def test_a_short_run_hits_every_place_and_finds_minimal_healthy(place: Path) -> None:
     """Covers the whole way: plan, kills, stops, heal, drain, judge, table, report, JUnit."""
     summary = place / "summary.md"
-    for seed in ("1", "2", "3"):  # What a short run owes needs some luck; a violation never passes.
-        shutil.rmtree(place / "run", ignore_errors=True)
-        done = chaos(
-            place, "run", *SHORT, "--seed", seed, "--store", "run", "--junit", "junit.xml",
-            environment={"GITHUB_STEP_SUMMARY": str(summary)},
-        )  # fmt: skip
-        if done.returncode != 2:
-            break
+    done = chaos(
+        place, "run", *SHORT, "--seed", "1", "--store", "run", "--junit", "junit.xml",
+        environment={"GITHUB_STEP_SUMMARY": str(summary)},
+    )  # fmt: skip
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "minimal: no violation found in " in done.stdout

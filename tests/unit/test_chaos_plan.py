@@ -118,6 +118,18 @@ def test_with_it_every_kind_of_trouble_is_in_the_default_workload() -> None:
     assert min(job.body_bytes for job in jobs) == 20
 
 
+def test_the_shortest_run_meets_each_kind_of_trouble_and_one_lost_enqueue_takes_none_away() -> None:
+    made = workload.make(seed=1, producers=2, seconds=0.2, trouble=True)
+
+    for operations in made:
+        jobs = [op.job for op in operations if op.job is not None]
+        words = {word.partition(":")[0] for job in jobs for word in job.script}
+        assert words >= {"abort", "unjsonable", "exit", "hang", "permanent"}
+        repeated = [job for job in jobs if job.script[0] in ("abort", "unjsonable")]
+        assert {job.sink for job in repeated} == {"http"}
+        assert all(job.script[0] == job.script[1] and job.priority == 0 for job in repeated)
+
+
 def test_jobs_come_in_bursts_with_lulls_between_them() -> None:
     made = plan.make(Options(seconds=4.0), PHASES)
 

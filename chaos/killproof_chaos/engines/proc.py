@@ -1,9 +1,10 @@
 """The engine `proc`: real producers and workers on a real file, really killed, then judged.
 
 Two phases. Chaos: the plan's faults are made until all have hit, for at least the seconds asked
-for and at most three times that. Then heal: no more faults, everybody goes on, the producers
-stop, and the queue must come to rest by itself before a deadline. Only then do the workers get
-SIGTERM, and when the last process has ended the database is copied and read.
+for and at most three times that, or as long as new places are still being hit. Then heal: no more
+faults, everybody goes on, the producers stop, and the queue must come to rest by itself before a
+deadline. Only then do the workers get SIGTERM, and when the last process has ended the database is
+copied and read.
 
 The supervisor is one loop in one thread. It never opens the database while anybody works on it:
 it sees sizes and locks through the kernel, and counts through a process of its own.
@@ -26,7 +27,7 @@ from killproof_chaos.engines.roles import read_whole
 from killproof_chaos.engines.starvation import StarvationWatch
 from killproof_chaos.nemesis import Nemesis
 from killproof_chaos.phases import Board
-from killproof_chaos.plan import STRETCH, Options, Plan
+from killproof_chaos.plan import STRETCH, STRETCH_MAX, Options, Plan
 from killproof_chaos.shim.build import ShimUnavailable, build
 from killproof_chaos.shim.control import Control
 from killproof_chaos.shim.environment import preload_environment
@@ -42,7 +43,7 @@ SHOW_SECONDS: Final = 0.1
 SINK_SECONDS_MAX: Final = 10.0
 #: The queue must come to rest within the time of the run again, but not less than this.
 DRAIN_SECONDS_MIN: Final = 6.0
-#: Who has ended a job has so much longer to end the next.
+#: Who has ended a job, or hit one more place, has so much longer for the next.
 PROGRESS_SECONDS: Final = 2.0
 #: Counts must be the same in so many looks of the observer, a tenth of a second apart.
 STABLE_LOOKS: Final = 3
@@ -213,7 +214,8 @@ class Engine:
         options = self._options
         source = random.Random(f"more {options.seed}")
         asked = {"kill": options.kills, "pause": options.pauses}
-        while (elapsed := self._elapsed()) < options.seconds * STRETCH:
+        places, limit = 0, options.seconds * STRETCH
+        while (elapsed := self._elapsed()) < limit:
             missing = [
                 fault
                 for fault, count in asked.items()
@@ -228,6 +230,10 @@ class Engine:
             self._nemesis.step(int(elapsed * 1_000))
             if self._fails_calls and self._outage.look():
                 self._repair()
+            if len(self._nemesis.cells) > places:  # A slow machine gets on with it as well.
+                places = len(self._nemesis.cells)
+                longest = options.seconds * STRETCH_MAX
+                limit = max(limit, min(elapsed + PROGRESS_SECONDS, longest))
 
     @property
     def _fails_calls(self) -> bool:
