@@ -5,15 +5,28 @@ import sqlite3
 import threading
 from collections.abc import Iterable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from killproof_chaos.engines import disk_check
-from killproof_chaos.engines.disk_check import Checker, Outcome, Row, Told, moves, read_told, sums
+from killproof_chaos.engines.disk_check import (
+    Checker,
+    Outcome,
+    Row,
+    Told,
+    keys,
+    moves,
+    read_told,
+    sums,
+    whole,
+)
 from killproof_chaos.engines.finish import EFFECT_TABLE
 from killproof_chaos.targets import load
 from killproof_evidence.evidence import payload_digest
+from killproof_evidence.target import JobRow
 
 PAYLOAD = {"id": "j1", "sink": "table"}
 
@@ -32,6 +45,20 @@ def image_of(place: Path, state: str, *, effects: int = 0) -> dict[str, bytes]:
         db.execute(INSERT, (json.dumps(PAYLOAD), state))
         for _ in range(effects):
             db.execute(EFFECT)
+        db.commit()
+    return {"queue.db": (place / "queue.db").read_bytes()}
+
+
+def killproof_image(place: Path, change: str = "") -> dict[str, bytes]:
+    """Return a file of killproof's that holds job 1, changed by a statement."""
+    if not (place / "queue.db").exists():
+        with closing(load("killproof").client(place)) as client:
+            client.enqueue("a", PAYLOAD)
+        with closing(sqlite3.connect(place / "queue.db")) as db:
+            db.execute(EFFECT_TABLE)
+            db.commit()
+    with closing(sqlite3.connect(place / "queue.db")) as db:
+        db.execute(change)
         db.commit()
     return {"queue.db": (place / "queue.db").read_bytes()}
 
@@ -114,14 +141,12 @@ def test_an_effect_in_the_table_without_any_job_breaks_p6(place: Path) -> None:
 
 
 def test_a_replay_that_left_no_sign_is_not_honoured(place: Path) -> None:
-    target = load("killproof")
-    told = [Told(f="replay", job="1", value=True)]
-    checker = Checker(target, place / "image", told, database="queue.db")
-    with closing(target.client(place)) as client:
-        client.enqueue("a", {"id": "j1"})
+    told = [Told(f="enqueue", job="1"), Told(f="replay", job="1", value=True)]
+    checker = Checker(load("killproof"), place / "image", told, database="queue.db")
 
-    image = {"queue.db": (place / "queue.db").read_bytes()}
-    assert checker.check(image).unhonoured == (0,)
+    assert checker.check(killproof_image(place)).unhonoured == (1,)
+    forgiven = "UPDATE job SET deliveries = 1, fence = 1, forgiven = 1, failures = 1"
+    assert checker.check(killproof_image(place, forgiven)).unhonoured == ()
 
 
 def test_an_image_from_before_the_queue_was_made_may_be_made_again(place: Path) -> None:
@@ -199,6 +224,60 @@ def test_recovery_that_loses_a_job_or_counts_wrong_breaks_p14() -> None:
     assert [broken.promise for broken in sums(row, {}, None)] == ["P14"]
     assert [broken.promise for broken in sums(row, row, {"available": 2})] == ["P14"]
     assert list(sums(row, row, {"available": 1, "dead": 0})) == []
+
+
+def test_two_live_jobs_of_one_key_break_p12_and_an_ended_one_does_not() -> None:
+    rows = [Row(id=str(n), state=state, key="k") for n, state in enumerate(("leased", "available"))]
+    ended = Row(id="3", state="succeeded", key="k")
+
+    assert [broken.promise for broken in keys({row.id: row for row in rows})] == ["P12"]
+    assert list(keys({row.id: row for row in (rows[0], ended)})) == []
+
+
+def test_a_file_that_sqlite_does_not_find_whole_breaks_p16(place: Path) -> None:
+    with closing(sqlite3.connect(place / "q.db", isolation_level=None)) as db:
+        db.executescript("CREATE TABLE a (b); INSERT INTO a VALUES (1); CREATE INDEX c ON a (b)")
+        db.executescript("PRAGMA writable_schema = 1")
+        db.execute("UPDATE sqlite_schema SET sql = 'CREATE INDEX c ON a (b) WHERE b > 5'"
+                   " WHERE name = 'c'")  # fmt: skip
+    with closing(sqlite3.connect(place / "q.db", isolation_level=None)) as db:
+        assert [broken.promise for broken in whole(db)] == ["P16"]
+
+
+def test_a_reference_without_its_row_breaks_p16(place: Path) -> None:
+    with closing(sqlite3.connect(place / "q.db", isolation_level=None)) as db:
+        db.executescript("CREATE TABLE a (id INTEGER PRIMARY KEY); CREATE TABLE b (a REFERENCES a)")
+        db.execute("INSERT INTO b VALUES (7)")
+
+        assert ["foreign_key_check" in broken.story for broken in whole(db)] == [True]
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"payload": {"id": "other"}}, "another payload"),
+        ({"error": None}, "no error"),
+        ({"history": ()}, "keeps 0"),
+    ],
+)
+def test_a_dead_job_that_lacks_something_breaks_p13(
+    place: Path, change: dict[str, Any], word: str
+) -> None:
+    target: Any = load("killproof")
+    job = JobRow(
+        id=1, kind="a", state="dead", attempts=1, payload=PAYLOAD, error="why",
+        history=({"fence": 1},),
+    )  # fmt: skip
+    told = [Told(f="enqueue", job="1", asked={"digest": payload_digest(PAYLOAD)})]
+    checker = Checker(target, place / "image", told, database="queue.db")
+    image = killproof_image(place, "UPDATE job SET state = 'dead', finished_ms = 1")
+
+    def promises(row: JobRow) -> list[str]:
+        target.snapshot = lambda _place: [row]
+        return [broken.story for broken in checker.check(image).broken if broken.promise == "P13"]
+
+    assert promises(job) == []
+    assert [word in story for story in promises(replace(job, **change))] == [True]
 
 
 def test_a_note_that_is_no_answer_of_the_queue_is_left_out() -> None:
