@@ -124,7 +124,16 @@ def test_a_handler_that_blocks_for_five_leases_keeps_its_job(place: Path, kind: 
 
     B19: or there was none, and the lease was written once.
     """
-    assert runs_and_takeovers(place, kind) == (["start", "end"], 0)
+    kept = (["start", "end"], 0)
+    for number in range(3):
+        # On a machine so crowded that a thread gets no turn for a sixth of a second, a lease of a
+        # quarter may be lost; a heartbeat that the handler blocks loses it every time.
+        (place / str(number)).mkdir()
+        found = runs_and_takeovers(place / str(number), kind)
+        if found == kept:
+            break
+
+    assert found == kept
 
 
 def test_a_heartbeat_that_the_handler_silences_is_seen_to_lose_the_job(place: Path) -> None:
