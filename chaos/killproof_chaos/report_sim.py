@@ -17,7 +17,7 @@ from killproof_evidence.judge import render_rows
 from killproof_evidence.store import Store
 
 #: A sign for each kind of fault, so that none rests on its colour.
-SIGNS: Final = {"pass": "⏱", "crash": "✗", "clock": "◷", "lost": "∅"}
+SIGNS: Final = {"pass": "»", "crash": "✗", "clock": "±", "lost": "∅"}
 #: What no run of this engine shows, whatever it found.
 LIMITS: Final = (
     "A schedule beyond the bound: more preemptions, more crashes, more actors, other scenarios.",
@@ -85,7 +85,7 @@ def render(store: Store) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"counted": report_words.counted}
+    environment.filters |= {"counted": summary.counted}
     # Not at the top: the command's figures need the simulator, which a reader of reports does not.
     from killproof_chaos.sim import result
 

@@ -27,45 +27,56 @@ STORY_CHARS_MAX: Final = 300
 
 def headline(record: Mapping[str, Any]) -> str:
     """Return the verdict in one sentence, over what the engine has tried ("in 212 kills")."""
-    extent = _extent(record)
+    tried = f"in {extent(record)}"
     if record["verdict"] == "pass":
-        return f"{record['target']}: no violation found {extent}"
+        return f"{record['target']}: no violation found {tried}"
     if record["verdict"] == "violated":
         broken = [n for n, found in record["properties"].items() if found["verdict"] == "violated"]
         broken += ["an error that nobody expected"] if record.get("errors") else []
-        return f"{record['target']}: violated {', '.join(broken)}, {extent}"
-    return f"{record['target']}: unknown, {extent}"
+        return f"{record['target']}: violated {', '.join(broken)}, {tried}"
+    return f"{record['target']}: unknown, {tried}"
 
 
-def _extent(record: Mapping[str, Any]) -> str:
+def extent(record: Mapping[str, Any]) -> str:
     """Return what was tried; the counts tell which engine it was."""
     counts, jobs = record["counts"], record["jobs"]
     if "images" in counts:
         return (
-            f"in {counts['images']:,} power cuts ({counts['distinct']:,} distinct images), "
-            f"{counts['acknowledged']:,} acknowledgements"
+            f"{counted(counts['images'], 'power cut')} "
+            f"({counted(counts['distinct'], 'distinct image')}), "
+            f"{counted(counts['acknowledged'], 'acknowledgement')}"
         )
     if "schedules" in counts:
-        scenarios = len(record["scenarios"])
         return (
-            f"in {counts['schedules']:,} schedules ({counts['distinct']:,} different) of "
-            f"{scenarios} {'scenario' if scenarios == 1 else 'scenarios'}"
+            f"{counted(counts['schedules'], 'schedule')} ({counts['distinct']:,} different) of "
+            f"{counted(len(record['scenarios']), 'scenario')}"
         )
     if "states" in counts:
         without = f" without {', '.join(record['without'])}" if record["without"] else ""
-        states = f"{counts['states']:,} states and {counts['steps']:,} steps"
-        return f"in {states} of the protocol{without}"
+        states = f"{counts['states']:,} states and {counted(counts['steps'], 'step')}"
+        return f"{states} of the protocol{without}"
     if "errors" in counts:
-        operations = len(record["operations"])
         return (
-            f"in {counts['kills']:,} kills and {counts['errors']:,} failed calls of "
-            f"{operations:,} {'operation' if operations == 1 else 'operations'}, "
-            f"{record['seconds']:.0f} s"
+            f"{counted(counts['kills'], 'kill')} and "
+            f"{counted(counts['errors'], 'failed call')} of "
+            f"{counted(len(record['operations']), 'operation')}, {record['seconds']:.0f} s"
         )
-    return (
-        f"in {counts.get('kills', 0):,} kills, {counts.get('pauses', 0):,} pauses, "
-        f"{jobs.get('enqueued', 0):,} jobs"
+    return ", ".join(
+        (
+            counted(counts.get("kills", 0), "kill"),
+            counted(counts.get("pauses", 0), "pause"),
+            counted(jobs.get("enqueued", 0), "job"),
+        )
     )
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    >>> counted(1, "kill"), counted(1312, "job")
+    ('1 kill', '1,312 jobs')
+    """
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def reasons(record: Mapping[str, Any]) -> list[str]:

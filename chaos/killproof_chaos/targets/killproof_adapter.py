@@ -226,7 +226,7 @@ class KillproofTarget:
     contract = CONTRACT
     sync_points = frozenset(phases.PHASES) - NOT_OFFERED
     database = "queue.db"
-    #: `open` gives a whole `killproof.Queue` on any host: the engine `disk` chooses the clock of the
+    #: `open` gives a whole `killproof.Queue` on any host: engine `disk` chooses the clock of the
     #: boot after a cut, and holds jobs as a worker does not.
     hosts_queue = True
     audit: AuditMapping | None = AuditMapping(
