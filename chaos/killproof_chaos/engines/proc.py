@@ -214,7 +214,7 @@ class Engine:
         options = self._options
         source = random.Random(f"more {options.seed}")
         asked = {"kill": options.kills, "pause": options.pauses}
-        places, limit = 0, options.seconds * STRETCH
+        reached, limit = 0, options.seconds * STRETCH
         while (elapsed := self._elapsed()) < limit:
             missing = [
                 fault
@@ -230,8 +230,9 @@ class Engine:
             self._nemesis.step(int(elapsed * 1_000))
             if self._fails_calls and self._outage.look():
                 self._repair()
-            if len(self._nemesis.cells) > places:  # A slow machine gets on with it as well.
-                places = len(self._nemesis.cells)
+            places = len(self._nemesis.cells) + self._nemesis.hits["io"]
+            if places > reached:  # A slow machine gets on with it as well.
+                reached = places
                 longest = options.seconds * STRETCH_MAX
                 limit = max(limit, min(elapsed + PROGRESS_SECONDS, longest))
 
