@@ -9,11 +9,15 @@ from typing import Any, Final
 
 from killproof import Host, effects, maintenance, operations
 from killproof.core import barrier
-from killproof.core.host import KernelLocks
 from killproof.handlers import Hold
 from killproof_chaos.engines.crash_session import RECORD_EFFECT, run_handler, together
 from killproof_chaos.recording import Recorder
-from killproof_chaos.targets.killproof_adapter import LEASE_SECONDS, RETRY, RecordedQueue
+from killproof_chaos.targets.killproof_adapter import (
+    LEASE_SECONDS,
+    RETRY,
+    RecordedQueue,
+    VouchedLocks,
+)
 from killproof_chaos.workload import Job
 from killproof_evidence.records import RecordWriter, read_records
 
@@ -31,13 +35,6 @@ EXTRAS: Final = (
     ("effect", "SELECT count(*) FROM effect WHERE state = 'applied'"),
     ("chaos_note", "SELECT count(*) FROM chaos_note"),
 )
-
-
-class VouchedLocks(KernelLocks):
-    """The kernel's locks, on a file system in memory: these runs cut no power, they kill."""
-
-    def refusal(self, path: str, durability: str) -> str | None:
-        """Vouch for any file system."""
 
 
 class KillproofSession:

@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from killproof_chaos.engines.crash_session import BRIEF_NS, Session, wait_until
@@ -46,6 +46,11 @@ class Scenario:
     prepare: Callable[[Context], None] | None  #: None: there is no file yet
     before: Callable[[Context], None] | None = None
     opens: bool = False  #: the queue is opened by `before` or by the act itself
+    tells: str = "ok"  #: what its caller is told when nothing befalls it
+    changes: bool = True  #: it changes what other processes see
+    peer: bool = False  #: another process has the queue open all the while
+    base: str = ""  #: the operation that it is a variant of
+    by_worker: bool = True  #: a worker of the target's can do the jobs of this one
 
 
 def job(name: str, *, script: tuple[str, ...] = ("ok",), sink: str = "table", **more: Any) -> Job:
@@ -229,9 +234,9 @@ FURTHER: Final = (
     ("counts", _two_jobs, None, lambda c: None),
     ("checkpoint", _two_jobs, None, lambda c: KEYED),
 )
-SCENARIOS: Final = (
-    Scenario(operation="open_and_migrate", prepare=None, act=_open, opens=True),
-    Scenario(operation="open", prepare=_two_jobs, act=_open, opens=True),
+ALONE: Final = (
+    Scenario(operation="open_and_migrate", prepare=None, act=_open, opens=True, changes=False),
+    Scenario(operation="open", prepare=_two_jobs, act=_open, opens=True, changes=False),
     Scenario(
         operation="reopen", prepare=_two_jobs, before=_death_of_a_holder, act=_reopen, opens=True
     ),
@@ -269,14 +274,35 @@ SCENARIOS: Final = (
         prepare=_lost_lease,
         before=_pass_on,
         act=lambda c: c.session.ack(c.memo["lost"]),
+        tells="definite",
+        changes=False,
     ),
     *(
-        Scenario(operation=name, prepare=prepare, before=before, act=_more(name, of))
+        Scenario(
+            operation=name,
+            prepare=prepare,
+            before=before,
+            act=_more(name, of),
+            changes=name not in ("get", "counts"),
+            by_worker=name != "ledger",
+        )
         for name, prepare, before, of in FURTHER
     ),
     Scenario(
-        operation="repair", prepare=_two_jobs, before=_stop_file, act=lambda c: c.memo["repair"]()
+        operation="repair",
+        prepare=_two_jobs,
+        before=_stop_file,
+        act=lambda c: c.memo["repair"](),
+        changes=False,
     ),
     Scenario(operation="close", prepare=_two_jobs, before=_hold, act=_close),
+)
+#: Operations that are also killed beside a peer that lives on: then nobody recovers the log, and
+#: its index, the locks and the queue's side files are as the dead process has left them.
+BESIDE_A_PEER: Final = ("open", "enqueue", "claim", "completing", "reap", "checkpoint", "close")
+SCENARIOS: Final = ALONE + tuple(
+    replace(one, operation=f"{one.operation}_beside_a_peer", peer=True, base=one.operation)
+    for one in ALONE
+    if one.operation in BESIDE_A_PEER
 )
 BY_NAME: Final[Mapping[str, Scenario]] = {one.operation: one for one in SCENARIOS}

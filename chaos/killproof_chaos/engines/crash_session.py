@@ -10,14 +10,13 @@ is one entry there and one scenario.
 """
 
 import os
-import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager, suppress
 from typing import Any, Final, Protocol
 
 from killproof import KillproofError
+from killproof import LeaseLost as KillproofLeaseLost
 from killproof_chaos.targets.minimal_queue import LeaseLost
 from killproof_chaos.workload import Job
 from killproof_evidence import effect
@@ -128,7 +127,7 @@ def run_handler(payload: dict[str, Any], job: object, attempt: int, fence: int) 
 
 def settle(session: Session, lease: Any, failure: Exception | None) -> None:
     """Tell the queue how a job ended, as a worker does; a lease that is lost is lost."""
-    with suppress(LeaseLost, KillproofError):
+    with suppress(LeaseLost, KillproofLeaseLost):
         if failure is not None:
             permanent = isinstance(failure, effect.ScriptedPermanent)
             session.nack(lease, str(failure), permanent=permanent)
@@ -136,14 +135,6 @@ def settle(session: Session, lease: Any, failure: Exception | None) -> None:
             session.completing(lease)
         else:
             session.ack(lease)
-
-
-def living(database: Path, table: str, state: str, ended: Sequence[str]) -> int:
-    """Count the jobs that have not ended."""
-    marks = ", ".join("?" * len(ended))
-    query = f"SELECT count(*) FROM {table} WHERE {state} NOT IN ({marks})"  # noqa: S608 - names
-    with closing(sqlite3.connect(database)) as db:
-        return int(db.execute(query, tuple(ended)).fetchone()[0])
 
 
 def wait_until(moment: float) -> None:

@@ -265,6 +265,11 @@ class Control:
         """Say whether processes that begin from now on begin armed."""
         self._head.start_armed = armed
 
+    @property
+    def begun(self) -> int:
+        """How many processes have begun: the slot of the one that begins next."""
+        return int(self._head.used)
+
     def processes(self) -> list[Process]:
         """Return every process that has begun under this control, the oldest first."""
         used = min(int(self._head.used), SLOTS)
