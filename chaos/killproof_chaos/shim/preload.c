@@ -20,11 +20,11 @@
  * closing a descriptor drops the process's POSIX locks; an O_PATH descriptor of a folder does not.
  *
  * It does not see: stores to mapped memory (the -shm), calls that libc makes inside itself (stdio,
- * lockf, aio), splice, io_uring, a child whose environment was emptied, and programs that do
- * without libc (Go, static binaries).  The offset of a write is where the descriptor stood just
- * before it, or at the end just after: wrong where processes that share one write at once.  A
- * wait until a wall clock time (sem_timedwait) goes by the true clock, whatever the shifted one
- * says: programs whose waits are to be right under a shift wait on the monotonic clock.
+ * lockf, aio), splice, io_uring, a truncating open through a link from outside the prefix, a child
+ * whose environment was emptied, and programs without libc (Go, static binaries).  The offset of a
+ * write is where the descriptor stood just before it, or at the end just after: wrong where
+ * processes that share one write at once.  A wait until a wall clock time (sem_timedwait) goes by
+ * the true clock, whatever the shifted one says: under a shift, wait on the monotonic clock.
  */
 
 #undef _FORTIFY_SOURCE /* Its inline versions of open and read would collide with ours. */
