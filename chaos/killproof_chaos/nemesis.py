@@ -307,8 +307,9 @@ class Nemesis:
             self._arm(fault.phase, True)
 
     def _arm(self, phase: str, armed: bool) -> None:
-        for process in self._crew.of_role("worker", "producer"):
-            self._board.arm(process.slot, phase, armed)
+        # Also where nobody lives right now: the next life is aimed at as well.
+        for slot in self._crew.slots:
+            self._board.arm(slot, phase, armed)
 
     def _serve_arrivals(self) -> None:
         """Strike whoever stands still at a phase that is aimed at; let everybody else go on."""

@@ -108,6 +108,20 @@ def test_a_kill_that_is_aimed_at_a_phase_lands_in_it_and_is_a_sigkill(
     assert nemesis.exhausted
 
 
+def test_a_kill_that_is_aimed_while_nobody_lives_hits_the_next_life(stage: Stage) -> None:
+    """Seen in a real run: an aim that came due just after everybody had been killed."""
+    worker = stage.worker()
+    nemesis = stage.nemesis(Fault(fault="kill", at_ms=0, phase="claim.locked"))
+    nemesis.kill(worker, "worker.idle")
+    stage.until(lambda: stage.ended)
+    nemesis.on_end(worker)
+    nemesis.step(1_000)
+    stage.crew.spawn("w1", "worker")
+    stage.until(lambda: len(stage.ended) == 2, nemesis)
+
+    assert [fault["phase"] for fault in stage.faults()] == ["worker.idle", "claim.locked"]
+
+
 @pytest.mark.parametrize(("phase", "holds"), [("claim.locked", True), ("worker.idle", False)])
 def test_a_pause_stops_the_process_at_its_phase_and_lets_it_go_on(
     stage: Stage, phase: str, holds: bool

@@ -180,6 +180,11 @@ class Crew:
         return self._slots.setdefault(base, len(self._slots))
 
     @property
+    def slots(self) -> list[int]:
+        """The slots of all processes, also of those that have just ended and will live again."""
+        return list(self._slots.values())
+
+    @property
     def all_born(self) -> bool:
         """Say whether every process that was asked for exists."""
         return not self._waiting
