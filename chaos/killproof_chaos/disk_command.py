@@ -30,7 +30,7 @@ from killproof_evidence.judge import render_rows
 from killproof_evidence.store import Store
 
 #: Of a run that nobody sized: seconds of work, and enough for every fault of the gallery.
-POINTS: Final = 200
+POINTS: Final = 150
 #: Enough for checkpoints and new logs, few enough for a file that is copied in a millisecond.
 JOBS: Final = 80
 #: Fewer hardly meet everything that a run must have seen.

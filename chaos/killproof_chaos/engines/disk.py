@@ -5,8 +5,9 @@ leave it at each point, under each policy (`disk_model`), opened by the target, 
 everything that clients had been told by then (`disk_check`, side by side in `disk_pool`). Equal
 images are opened once. What was found becomes the verdict in `disk_verdict`.
 
-What it cannot see: a disk that breaks its own promises (a cache that ignores flushes), and queues
-that write through a map or past the C library.
+What it cannot see: a disk that breaks its own promises (a cache that ignores flushes), sectors that
+come back as garbage, and queues that write through a map or past the C library. An extension or a
+reap that was answered too early takes nothing that counts: after a cut every lease is dead.
 """
 
 import os
