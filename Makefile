@@ -114,7 +114,7 @@ report-power-cut: ## The power cut at every kind of point, queues side by side: 
 	        --store $(CUTS)/killproof/$$seed || exit; \
 	done
 	for target in $(HASTY); do for seed in 1 2 3; do \
-	    $(BIN)/killproof chaos disk --target $$target --seed $$seed \
+	    $(BIN)/killproof chaos disk --target $$target --points 250 --seed $$seed \
 	        --store $(CUTS)/$$target/$$seed > /dev/null; test $$? -le 1 || exit; \
 	done; done
 	$(BIN)/python -m killproof_chaos.report_disk_markdown reports/power-cut.md \
