@@ -7,6 +7,7 @@ verdict.json. Exit codes: 0 no violation found, 1 violated, 2 unknown, 3 the har
 
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any, Final, Protocol, TypeVar
 
 import typer
@@ -117,7 +119,20 @@ def console(*, stderr: bool = False) -> Console:
 
 @contextmanager
 def harness() -> Iterator[None]:
-    """Run an engine; when the harness itself fails, say so in a line and end with its code."""
+    """Run an engine; when the harness itself fails, say so in a line and end with its code.
+
+    SIGTERM ends it as Ctrl-C does: CI cancels a job that way, and what the run has found, its
+    children and its folders in memory must not be left behind.
+    """
+    owner = os.getpid()
+
+    def on_term(number: int, frame: FrameType | None) -> None:
+        if os.getpid() != owner:  # A forked child ends as it would have ended without us.
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, on_term)
     try:
         yield
     except EngineFailed as error:
@@ -126,6 +141,11 @@ def harness() -> Iterator[None]:
             file=sys.stderr,
         )
         raise typer.Exit(EXIT_FAILED) from None
+    except KeyboardInterrupt:  # Later on the engine itself ends early, and tells what it has.
+        print("killproof: interrupted before anything was judged: unknown", file=sys.stderr)
+        raise typer.Exit(EXIT_OF["unknown"]) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def conclude(

@@ -8,7 +8,8 @@ dead.
 import os
 import shutil
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -17,11 +18,15 @@ MEMORY: Final = Path("/dev/shm")
 PREFIX: Final = "killproof-"
 
 
-def folder(purpose: str, *, parent: Path = MEMORY) -> Path:
-    """Make an empty folder in memory, or where temporary files go if there is none.
+def folder(
+    purpose: str, *, bytes_min: int = 0, otherwise: Path | None = None, parent: Path = MEMORY
+) -> Path:
+    """Make an empty folder in memory, if there is room; else somewhere else.
 
     Args:
         purpose: a word that tells people whose it is.
+        bytes_min: what must be free.
+        otherwise: where it lies if not in memory; None: where temporary files go.
         parent: the file system in memory.
 
     Raises:
@@ -30,10 +35,19 @@ def folder(purpose: str, *, parent: Path = MEMORY) -> Path:
     usable = parent.is_dir() and os.access(parent, os.W_OK)
     if usable:
         _remove_of_the_dead(parent)
-    made = tempfile.mkdtemp(
-        prefix=f"{PREFIX}{purpose}-{os.getpid()}-", dir=parent if usable else None
-    )
-    return Path(made)
+        usable = shutil.disk_usage(parent).free >= bytes_min
+    prefix = f"{PREFIX}{purpose}-{os.getpid()}-"
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=parent if usable else otherwise))
+
+
+@contextmanager
+def lent(purpose: str, *, bytes_min: int = 0, otherwise: Path | None = None) -> Iterator[Path]:
+    """Give a folder as `folder` does, and remove it at the end."""
+    place = folder(purpose, bytes_min=bytes_min, otherwise=otherwise)
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def _remove_of_the_dead(parent: Path) -> None:

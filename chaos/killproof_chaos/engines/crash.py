@@ -19,13 +19,13 @@ older schema is opened.
 
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from killproof_chaos import memory
 from killproof_chaos.engines import crash_life
 from killproof_chaos.engines.crash_points import (
     KILLS,
@@ -50,7 +50,6 @@ from killproof_evidence.store import Store, write_json
 
 #: One line for each point, in the store of the run.
 POINTS: Final = "points.jsonl"
-MEMORY: Final = Path("/dev/shm")
 #: Copies and databases of all lanes at once need a few megabytes.
 MEMORY_BYTES_MIN: Final = 256 << 20
 #: A point that was missed once may be met: a helper thread may have made one call more.
@@ -108,6 +107,7 @@ class Engine:
         self._counted: dict[str, Counted] = {}
         self._points: list[Point] = []
         self._because: list[str] = []
+        self._files_in = store.path  #: the files of the points: in memory, if there is room
         self._began = time.monotonic()
         self._started = time.time()
 
@@ -122,8 +122,10 @@ class Engine:
         except ShimUnavailable as error:
             self._because.append(str(error))
             return self._conclude()
-        with tempfile.TemporaryDirectory(prefix="killproof-crash-", dir=self._room()) as folder:
-            place = Path(folder)
+        with memory.lent(
+            "crash", bytes_min=MEMORY_BYTES_MIN, otherwise=self._store.path
+        ) as place:
+            self._files_in = place.parent
             (place / "templates").mkdir()
             pool = Pool(self._name, place, self._lanes)
             try:
@@ -134,13 +136,6 @@ class Engine:
             finally:
                 pool.close()
         return self._conclude()
-
-    def _room(self) -> Path:
-        """Return where the files of the points lie: in memory, if there is room."""
-        usable = MEMORY.is_dir() and os.access(MEMORY, os.W_OK)
-        if usable and shutil.disk_usage(MEMORY).free >= MEMORY_BYTES_MIN:
-            return MEMORY
-        return self._store.path
 
     def _count(self, pool: Pool) -> None:
         """Run each operation once without a fault, to learn its calls."""
@@ -274,7 +269,7 @@ class Engine:
             "exhausted": not unsure and not self._because,
             "jobs": {},
             "recovery_ms": {},
-            "files_in": str(self._room()),
+            "files_in": str(self._files_in),
             "seconds": round(time.monotonic() - self._began, 1),
             "operations": self._table(),
             "environment": run["environment"],
