@@ -103,6 +103,7 @@ def test_a_job_that_was_due_stays_due_when_the_clock_is_set_back(
     run: "Run", producer: "Process", worker: "Process"
 ) -> None:
     job = producer.enqueues("a")
+    run.passes(100)  # A commit right before the step would be in doubt.
     run.steps_clock(-HOUR_MS)
     run.passes(20)
     worker.claims(job)
