@@ -23,6 +23,10 @@ Where to look:
     schedulers.py  Dfs(bound, prunes=), Pct(depth, seed=, runs=), Walk(seed=, runs=), Replay(token)
     explore.py     run_one, explore, Budget, Exploration
     stage.py       Stage (set up once, `play` many), Outcome
+    shrink.py      shrink(target, scenario, outcome): the smallest schedule; story.py tells it
+    tokens.py      one schedule in one word; replaying.py plays it again, anywhere
+    checking.py    check([worker, worker], ...): a few lines for people who test their own code
+    campaign.py    many scenarios, smallest bounds first, in several processes; result.py
     judging.py     Verdict, Violation, judge, write_store: the checkers of all engines, from memory
     runtime.py     Runtime, Life, Faults, Event: points, choices, virtual time, crashes
     connection.py  the connections that stop; host.py  the virtual machine that a target is given
@@ -55,6 +59,7 @@ What is not shown: races inside one SQL statement or inside SQLite, the kernel's
 (engines `proc`, `crash`, `disk`), and anything beyond the bound that an exploration reached.
 """
 
+from killproof_chaos.sim.checking import check
 from killproof_chaos.sim.explore import Budget, Exploration, explore, explore_stage, run_one
 from killproof_chaos.sim.judging import Verdict, Violation
 from killproof_chaos.sim.runtime import Event, Faults
@@ -87,6 +92,7 @@ __all__ = [
     "Verdict",
     "Violation",
     "Walk",
+    "check",
     "choices_of",
     "explore",
     "explore_stage",

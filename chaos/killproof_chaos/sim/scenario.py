@@ -9,8 +9,9 @@ on calling the target's own client, so a scenario reads like the worker that it 
             me.ack(lease)
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -22,6 +23,10 @@ from killproof_evidence.target import Definite
 ERROR_CHARS_MAX: Final = 300
 NO_FAULTS: Final = Faults()
 RECORD_EFFECT: Final = "INSERT INTO chaos_effect (job, attempt, fence) VALUES (?, ?, ?)"
+
+
+class Enough(BaseException):
+    """Ends an actor before its next call, in order; not an Exception, so that few catch it."""
 
 
 class Facts(NamedTuple):
@@ -61,11 +66,17 @@ class Actor:
         self._file = f"history/{life.name}.jsonl"
         self.client = client  #: the target's own, for what has no method here
         self.ids: dict[str, Any] = {}  #: harness id -> the queue's, of the jobs that it knows
+        self.calls_left: int | None = None  #: then it ends, in order; None: as its function does
 
     @property
     def name(self) -> str:
         """The actor's name."""
         return self._life.name
+
+    @property
+    def run(self) -> object:
+        """The schedule that is played: the same object for all actors, another in each run."""
+        return self._runtime.choices
 
     # The queue.
 
@@ -129,6 +140,7 @@ class Actor:
 
     def play(self, lease: Any) -> bool:
         """Run the handler: play the word of the job's script for this attempt; False: it failed."""
+        self._take_call()
         facts = facts_of(lease)
         payload = facts.payload if isinstance(facts.payload, dict) else {}
         script = payload.get("script") or ["ok"]
@@ -140,6 +152,16 @@ class Actor:
             self._effect("effect", facts)
         self._effect("end", facts, outcome=word)
         return not fails
+
+    @contextmanager
+    def handling(self, lease: Any) -> Iterator[Any]:
+        """Record a handler of one's own: its start before the block, its effect and end after."""
+        self._take_call()
+        facts = facts_of(lease)
+        self._effect("start", facts)
+        yield facts.payload
+        self._effect("effect", facts)
+        self._effect("end", facts, outcome="ok")
 
     def work(self) -> bool:
         """Claim, play, and tell the queue how it went; False: there was nothing to claim."""
@@ -225,6 +247,7 @@ class Actor:
         self, f: str, *, job: Any = None, fence: int | None = None, value: Any = None
     ) -> Iterator[dict[str, Any]]:
         """Record operation `f` around a block; a refusal ends the block and is not raised."""
+        self._take_call()
         self._number += 1
         number, name = self._number, f"{self.name}~{self._deaths}" if self._deaths else self.name
         self._life.operation = f
@@ -248,6 +271,12 @@ class Actor:
     def finish(self) -> None:
         """Write that this process ended in order."""
         self._append(self.name, self._number + 1, "exit", "ok", {})
+
+    def _take_call(self) -> None:
+        if self.calls_left is not None:
+            if self.calls_left == 0:
+                raise Enough
+            self.calls_left -= 1
 
     def _outcome(self, f: str, lease: Any, function: Callable[[], Any]) -> Any:
         facts = facts_of(lease)
@@ -286,7 +315,6 @@ def is_definite(error: BaseException) -> bool:
 
 
 def claimed(lease: Any) -> dict[str, Any]:
-    """Return the fields of a claim's completion."""
     """Return what the history keeps of a claim's answer: `told=claimed`."""
     if lease is None:
         return {}
@@ -300,6 +328,28 @@ def _value(answer: Any) -> dict[str, Any]:
 
 
 Function = Callable[[Actor], Any]  #: of an actor; a coroutine function runs on a virtual loop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limited:
+    """An actor that ends, in order, after so many calls: what comes later need not be told."""
+
+    function: Function
+    calls: int
+
+    def __call__(self, me: Actor) -> Any:
+        """Act until the calls are used up."""
+        me.calls_left = self.calls
+        try:
+            done = self.function(me)
+        except Enough:
+            return None
+        return _until_enough(done) if asyncio.iscoroutine(done) else None
+
+
+async def _until_enough(done: Awaitable[Any]) -> None:
+    with suppress(Enough):
+        await done
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

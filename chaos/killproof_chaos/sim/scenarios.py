@@ -135,6 +135,17 @@ def _ack_and_claim(me: Actor) -> None:
         me.ack(following)
 
 
+def _work_in_two_slots(me: Actor) -> None:
+    """Hold two leases in one process, prolong the first, and end both in order."""
+    first, second = me.claim(), me.claim()
+    if first is not None:
+        me.extend(first)
+    for lease in (first, second):
+        if lease is not None:
+            me.play(lease)
+            me.ack(lease)
+
+
 #: At least as long as a step of the virtual clock, so that it can be cut short by nothing else.
 SNOOZE_SECONDS: Final = 0.1
 ONE_FAILURE: Final = _job(1, script=("raise", "ok"))
@@ -217,10 +228,19 @@ REAP: Final = Scenario(
     needs=frozenset({"enqueue", "claim", "ack", "reap"}),
 )
 
+TWO_SLOTS: Final = Scenario(
+    name="two-slots",
+    text="a worker with two slots is stopped past a lease, while another worker looks",
+    actors={"w1": _work_in_two_slots, "w2": _work_once},
+    jobs=(_job(1), _job(2)),
+    faults=Faults(passes=1),
+    needs=frozenset({"enqueue", "claim", "ack", "extend"}),
+)
+
 SCENARIOS: Final = {
     scenario.name: scenario
     for scenario in (
         *(CLAIM, CLAIM_MANY, ACK_AND_CLAIM, STALE_ACK, NACK, LAST, RELEASE, SNOOZE, EXTEND),
-        *(COMPLETING, UNIQUE_KEY, CANCEL, PROMOTE, REPLAY, REAP),
+        *(COMPLETING, UNIQUE_KEY, CANCEL, PROMOTE, REPLAY, REAP, TWO_SLOTS),
     )
 }

@@ -18,13 +18,15 @@ from killproof_chaos.sim.scenario import Scenario
 from killproof_chaos.sim.schedulers import Choice, Choices, Dfs, Replay, is_fault
 from killproof_chaos.sim.stage import Outcome, Stage
 from killproof_chaos.sim.story import Story, perform
-from killproof_chaos.sim.tokens import Cut, Token, checksum_of
+from killproof_chaos.sim.tokens import Cut, Token, checksum_of, limited
 from killproof_evidence.judge import PROPERTIES
 
 #: Schedules that are played before a smaller scenario counts as too small.
 SCHEDULES_MAX: Final = 800
 #: Preemptions in the search of a smaller scenario, whatever the first schedule had.
 BOUND_MAX: Final = 3
+#: Calls of an actor after which it may be made to end; more stay as they are.
+CALLS_MAX: Final = 8
 #: Places by which a choice is moved at most; an operation has about ten statements.
 REACH: Final = 12
 #: Of equally small schedules so many are told, and the shortest story is kept.
@@ -46,7 +48,14 @@ class Shrunk:
     plays: int  #: schedules that it took
 
 
-def shrink(target: Any, scenario: Scenario, outcome: Outcome, *, name: str | None = None) -> Shrunk:
+def shrink(
+    target: Any,
+    scenario: Scenario,
+    outcome: Outcome,
+    *,
+    name: str | None = None,
+    prunes: bool = True,
+) -> Shrunk:
     """Reduce a violating schedule.
 
     Args:
@@ -54,8 +63,9 @@ def shrink(target: Any, scenario: Scenario, outcome: Outcome, *, name: str | Non
         scenario: in which the schedule was found.
         outcome: the schedule; its verdict is violated.
         name: of the target in the token; None: its own.
+        prunes: as for `Dfs`; False where actors share what no state shows.
     """
-    search = _Search(target, main_of(outcome))
+    search = _Search(target, main_of(outcome), prunes=prunes)
     bound = min(BOUND_MAX, sum(not is_fault(label) for _, label in outcome.choices))
     best, choices = _spent(scenario, outcome.choices), outcome.choices
     smaller = iter(_smaller(best))
@@ -66,6 +76,8 @@ def shrink(target: Any, scenario: Scenario, outcome: Outcome, *, name: str | Non
             smaller = iter(_smaller(best))
     with Stage(target, best) as stage:
         choices = search.smooth(stage, choices)
+    best = search.curtail(best, choices)
+    with Stage(target, best) as stage:
         performed = perform(stage, Replay(choices))
         assert performed is not None, "one schedule can be replayed"
         again, story = performed
@@ -126,14 +138,14 @@ def _spent(scenario: Scenario, choices: Choices) -> Scenario:
 class _Search:
     """Looks for schedules that break one promise, and counts what that takes."""
 
-    def __init__(self, target: Any, promise: str) -> None:
-        self._target, self.promise = target, promise
+    def __init__(self, target: Any, promise: str, *, prunes: bool) -> None:
+        self._target, self.promise, self._prunes = target, promise, prunes
         self.plays = 0
 
     def first(self, scenario: Scenario, bound: int) -> Choices | None:
         """Return the schedule of this scenario with the fewest deviations; None: none is found."""
         with Stage(self._target, scenario) as stage:
-            scheduler = Dfs(bound)
+            scheduler = Dfs(bound, prunes=self._prunes)
             for _ in range(SCHEDULES_MAX):
                 self.plays += 1
                 outcome = stage.play(scheduler)
@@ -158,13 +170,30 @@ class _Search:
         assert outcome is not None, "one schedule can be replayed"
         return outcome.choices  # Without those that could not be followed.
 
+    def curtail(self, scenario: Scenario, choices: Choices) -> Scenario:
+        """Let each actor end after the last of its calls that the broken promise needs."""
+        for name in scenario.actors:
+            for calls in range(1, CALLS_MAX):
+                function = limited(scenario.actors[name], calls)
+                shorter = replace(scenario, actors={**scenario.actors, name: function})
+                if self._still_breaks(shorter, choices):
+                    scenario = shorter
+                    break
+        return scenario
+
+    def _still_breaks(self, scenario: Scenario, choices: Choices) -> bool:
+        self.plays += 1
+        with Stage(self._target, scenario) as stage:
+            outcome = stage.play(Replay(choices))
+        return outcome is not None and self._breaks(outcome)
+
     def _fewest(self, stage: Stage, choices: Choices) -> tuple[Choices, tuple[int, ...]]:
         """Return the shortest of the schedules with as few deviations as the first that breaks."""
         size = self._size(stage, choices)
         assert size is not None, "the same choices give the same run"
         best = choices
         bound = sum(not is_fault(label) for _, label in choices)
-        scheduler, told, level = Dfs(bound), 0, None
+        scheduler, told, level = Dfs(bound, prunes=self._prunes), 0, None
         for _ in range(SCHEDULES_MAX):
             self.plays += 1
             outcome = stage.play(scheduler)

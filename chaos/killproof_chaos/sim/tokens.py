@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from killproof_chaos.sim.runtime import Faults
-from killproof_chaos.sim.scenario import Scenario
+from killproof_chaos.sim.scenario import Function, Limited, Scenario
 from killproof_chaos.sim.schedulers import choices_of
 from killproof_chaos.sim.stage import Outcome
 
@@ -28,6 +28,7 @@ class Cut:
     """What is left of a scenario: its size is what shrinking reduces."""
 
     actors: tuple[str, ...]
+    calls: tuple[int | None, ...]  #: after which each actor ends; None: when its function does
     jobs: tuple[str, ...]  #: the harness's names
     faults: Faults
 
@@ -36,6 +37,10 @@ class Cut:
         """Return all that a scenario has."""
         return cls(
             actors=tuple(scenario.actors),
+            calls=tuple(
+                function.calls if isinstance(function, Limited) else None
+                for function in scenario.actors.values()
+            ),
             jobs=tuple(job.id for job in scenario.jobs),
             faults=scenario.faults,
         )
@@ -56,10 +61,19 @@ class Cut:
             )
         return replace(
             scenario,
-            actors={name: scenario.actors[name] for name in self.actors},
+            actors={
+                name: limited(scenario.actors[name], calls)
+                for name, calls in zip(self.actors, self.calls, strict=True)
+            },
             jobs=tuple(jobs[name] for name in self.jobs),
             faults=self.faults,
         )
+
+
+def limited(function: Function, calls: int | None) -> Function:
+    """Return an actor that ends after so many calls; None: when its function does."""
+    whole = function.function if isinstance(function, Limited) else function
+    return whole if calls is None else Limited(function=whole, calls=calls)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +93,7 @@ class Token:
             self.target,
             self.scenario,
             list(self.cut.actors),
+            list(self.cut.calls),
             list(self.cut.jobs),
             [faults.crashes, faults.passes, faults.wall_steps, faults.lost],
             self.choices,
@@ -98,9 +113,12 @@ class Token:
             word = text.removeprefix(PREFIX)
             packed = base64.urlsafe_b64decode(word + "=" * (-len(word) % 4))
             record: Any = json.loads(zlib.decompress(packed))
-            target, scenario, actors, jobs, faults, choices, checksum = record
+            target, scenario, actors, calls, jobs, faults, choices, checksum = record
             crashes, passes, wall_steps, lost = (int(count) for count in faults)
             choices_of(choices)
+            ends = tuple(None if count is None else int(count) for count in calls)
+            if len(ends) != len(actors):
+                raise ValueError("actors and calls differ")
         except (ValueError, TypeError, AttributeError, zlib.error):
             raise TokenInvalid(
                 f"{text[:40]!r} is no whole schedule: give all of the word that begins with "
@@ -111,6 +129,7 @@ class Token:
             scenario=str(scenario),
             cut=Cut(
                 actors=tuple(map(str, actors)),
+                calls=ends,
                 jobs=tuple(map(str, jobs)),
                 faults=Faults(crashes=crashes, passes=passes, wall_steps=wall_steps, lost=lost),
             ),
