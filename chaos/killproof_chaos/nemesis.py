@@ -49,6 +49,10 @@ SPARE_CALM_NS: Final = 60_000_000
 LOCK_CALM_NS: Final = 150_000_000
 #: A busy queue has no lull of its own: the producers make one after so long.
 IDLE_WAIT_MS: Final = 1_500
+#: A foreign lock that nobody had to wait for is taken again, at most so often.
+LOCKS_AGAIN_MAX: Final = 3
+#: Everybody is killed while the log holds something, if it does within this time.
+LOG_WAIT_MS: Final = 4_000
 #: A worker that has worked so long on one job will still hold it when the grace time is over.
 LONG_WORK_NS: Final = 120_000_000
 
@@ -101,7 +105,9 @@ class Nemesis:
         self._aims: dict[str, deque[Fault]] = {}
         self._random: list[Fault] = []
         self._pauses: list[Pause] = []
-        self._locks: dict[str, Process] = {}
+        self._locks: dict[str, tuple[Process, Fault]] = {}
+        self._lock_met = False  # Somebody was waiting when a foreign lock was last seen.
+        self._locks_again = LOCKS_AGAIN_MAX
         self._clock = ClockNemesis(shim, self._write) if shim is not None else None
         self._io = IoNemesis(shim, self._write) if shim is not None else None
         self._working_since: dict[int, int] = {}
@@ -270,9 +276,10 @@ class Nemesis:
     def lock(self, fault: Fault) -> None:
         """Let another program hold the write lock, longer than a lease."""
         told = str(self._wire / f"lock-{time.monotonic_ns()}.json")
-        self._locks[told] = self._crew.spawn(
+        process = self._crew.spawn(
             "lock", "lock", database=str(self._database), told=told, length_ms=fault.length_ms
         )
+        self._locks[told] = process, fault
 
     def kill_all(self) -> None:
         """Kill all workers and producers at once: the next to open the file must recover it."""
@@ -349,6 +356,9 @@ class Nemesis:
             # Nobody else may have the file open: only then is the log recovered, not just read.
             waits = self._pauses or self._locks or self._is_sheltered(None)
             if waits or not self._crew.all_born:
+                return False
+            empty = self._database.exists() and not wal_bytes(self._database)
+            if empty and elapsed_ms - fault.at_ms < LOG_WAIT_MS:
                 return False
             self.kill_all()
             return True
@@ -448,11 +458,15 @@ class Nemesis:
             self._resume(pause)
 
     def _gather_locks(self) -> None:
-        for told, process in list(self._locks.items()):
+        for told, (process, fault) in list(self._locks.items()):
             record = read_whole(Path(told))
             if record is None and process.state != "ended":
+                self._lock_met = self._blind or self._is_somebody_waiting()
                 continue
             del self._locks[told]
+            if not self._lock_met and self._locks_again:
+                self._locks_again -= 1
+                self._planned.append(fault)
             if record is None or not record["t_end"]:
                 continue
             times = {"t": record["t"], "t_end": record["t_end"]}
@@ -460,6 +474,14 @@ class Nemesis:
             self._count("lock", lock)
             self._write(lock)
             self._write(times | {"fault": "stall", "cause": "lock"})
+
+    def _is_somebody_waiting(self) -> bool:
+        """Say whether some process has begun an operation and does not have the lock yet."""
+        return any(
+            self._board.phase(process.slot).endswith(".begin")
+            for process in self._crew.of_role("worker", "producer")
+            if process.state == "running"
+        )
 
     # --- What was seen.
 
