@@ -13,7 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from conftest import folder_on_disk
-from killproof_chaos import targets
+from killproof_chaos import disk_command, targets
 from killproof_chaos.engines import disk
 from killproof_chaos.engines.disk_model import Policy
 from killproof_chaos.engines.disk_record import Recording, record
@@ -301,11 +301,23 @@ def test_without_a_compiler_the_verdict_is_unknown_and_names_the_remedy(place: P
 
 
 @pytest.mark.parametrize(
+    ("ask", "text"),
+    [
+        (lambda: disk_command.points_of("0"), "--points '0' is neither all nor a number from 1"),
+        (lambda: disk_command.policies_of("melt"), "--policy 'melt' is unknown: use keep, drop"),
+        (lambda: disk_command.policies_of(","), "--policy ',' names none"),
+    ],
+)
+def test_a_wrong_word_is_refused_with_the_value_and_the_remedy(
+    ask: Callable[[], object], text: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(text)):
+        ask()
+
+
+@pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (("--points", "some"), "--points 'some' is neither all nor a number from 1"),
-        (("--policy", "melt"), "--policy 'melt' is unknown: use keep, drop"),
-        (("--policy", ","), "--policy ',' names none"),
         (("--jobs", "1"), "--jobs 1 must be an integer from 20"),
         (("--target", "nothing"), "target 'nothing' is unknown"),
     ],
