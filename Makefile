@@ -9,7 +9,7 @@ PAGES = README.md $(shell find docs -name '*.md')
 .DEFAULT_GOAL := help
 .PHONY: help install check check-all fresh lint format types imports cog cog-check test quick \
     mutations report report-chaos report-contention report-model \
-    report-power-cut clean
+    report-power-cut report-schedules clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -120,6 +120,29 @@ report-power-cut: ## The power cut at every kind of point, queues side by side: 
 	$(BIN)/python -m killproof_chaos.report_disk_markdown reports/power-cut.md \
 	    $$(printf '%s\n' $(CUTS)/*/* | sort -V)
 	$(MAKE) --no-print-directory cog
+
+SIM = $(BIN)/killproof chaos sim
+SCHEDULES = killproof-store/schedules
+# A run that is there already is not made again: an interrupted sweep goes on where it was.
+EXPLORE = once() { \
+    grep -qs '"interrupted": false' $(SCHEDULES)/$$1/verdict.json || { rm -rf $(SCHEDULES)/$$1; \
+    place=$$1; shift; $(SIM) --store $(SCHEDULES)/$$place "$$@" > /dev/null; \
+    test $$? -le 2; }; }
+
+report-schedules: ## Every schedule of every scenario, and many at random: reports/schedules.md.
+	$(SIM) --scenarios | cut -d ' ' -f 1 | xargs -P 2 -I NAME bash -c '$(EXPLORE); \
+	    once exhaustive/killproof-NAME --scenario NAME --crashes 1 --budget 10m'
+	$(EXPLORE); once exhaustive/minimal --target minimal --crashes 1 --budget 2m --jobs 2
+	$(EXPLORE); once random/killproof --scheduler pct --crashes 1 --seed 1 --budget 3m --jobs 2
+	$(EXPLORE); once random/minimal --target minimal --scheduler pct --crashes 1 --seed 1 \
+	    --budget 20s --jobs 2
+	$(EXPLORE); once naive/1 --target checks-then-claims --scenario claim
+	$(EXPLORE); once naive/2 --target reads-then-writes --scenario unique-key
+	$(EXPLORE); once naive/3 --target ack-without-fence --scenario stale-ack
+	$(EXPLORE); once naive/4 --target checks-then-inserts --scenario unique-key
+	$(BIN)/python -c 'import sys; from pathlib import Path; \
+	    from killproof_chaos.report_schedules import write_markdown; \
+	    write_markdown(*map(Path, sys.argv[1:]))' $(SCHEDULES) reports/schedules.md
 
 clean: ## Remove what tools have left.
 	rm -rf .fresh .ci-venv .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis \

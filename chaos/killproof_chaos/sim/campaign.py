@@ -391,12 +391,15 @@ class _Plan:
             return None
         share = left * min(options.jobs, len(self._todo)) / len(self._todo)
         name, number = self._todo.pop(0)
-        self._what = f"{name}, bound {number}" if options.scheduler == "dfs" else name
+        # A bound that was not exhausted in its time is tried again before a higher one.
+        exhausted = self._rows[name].bound
+        bound = min(number, 0 if exhausted is None else exhausted + 1)
+        self._what = f"{name}, bound {bound}" if options.scheduler == "dfs" else name
         return Task(
             target=options.target,
             scenario=name,
             scheduler=options.scheduler,
-            bound=number if options.scheduler == "dfs" else options.bound,
+            bound=bound,
             depth=options.depth,
             crashes=options.crashes,
             seed=options.seed + SEEDS * number,

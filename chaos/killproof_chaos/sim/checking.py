@@ -85,7 +85,7 @@ def check(
     budget = Budget(seconds=seconds, schedules=SCHEDULES_MAX)
     found = explore(queue, scenario, scheduler, budget=budget)
     if found.violations:
-        story = shrink(queue, scenario, found.violations[0], prunes=False).story
+        story = shrink(queue, scenario, found.violations[0], is_own_code=True).story
         raise AssertionError(f"\n{story.text()}again: check(..., replay={story.schedule!r})")
     return found
 

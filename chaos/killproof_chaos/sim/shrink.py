@@ -54,7 +54,7 @@ def shrink(
     outcome: Outcome,
     *,
     name: str | None = None,
-    prunes: bool = True,
+    is_own_code: bool = False,
 ) -> Shrunk:
     """Reduce a violating schedule.
 
@@ -63,20 +63,21 @@ def shrink(
         scenario: in which the schedule was found.
         outcome: the schedule; its verdict is violated.
         name: of the target in the token; None: its own.
-        prunes: as for `Dfs`; False where actors share what no state shows.
+        is_own_code: the actors are a user's own: they may share what no state shows, and what they
+            promise may be a thing of all of them, so none is left out.
     """
-    search = _Search(target, main_of(outcome), prunes=prunes)
+    search = _Search(target, main_of(outcome), prunes=not is_own_code)
     bound = min(BOUND_MAX, sum(not is_fault(label) for _, label in outcome.choices))
     best, choices = _spent(scenario, outcome.choices), outcome.choices
-    smaller = iter(_smaller(best))
+    smaller = iter(_smaller(best, only_faults=is_own_code))
     while (candidate := next(smaller, None)) is not None:
         found = search.first(candidate, bound)
         if found is not None:
             best, choices = _spent(candidate, found), found
-            smaller = iter(_smaller(best))
+            smaller = iter(_smaller(best, only_faults=is_own_code))
     with Stage(target, best) as stage:
         choices = search.smooth(stage, choices)
-    best = search.curtail(best, choices)
+    best = best if is_own_code else search.curtail(best, choices)
     with Stage(target, best) as stage:
         performed = perform(stage, Replay(choices))
         assert performed is not None, "one schedule can be replayed"
@@ -109,13 +110,13 @@ def _sorted(story: Story, promise: str) -> Any:
     return tuple(sorted(story.violations, key=lambda v: (v.promise != promise, ORDER[v.promise])))
 
 
-def _smaller(scenario: Scenario) -> Iterator[Scenario]:
+def _smaller(scenario: Scenario, *, only_faults: bool) -> Iterator[Scenario]:
     """Yield scenarios with one thing less, what saves most first."""
-    for name in reversed(list(scenario.actors)):
+    for name in [] if only_faults else reversed(list(scenario.actors)):
         if len(scenario.actors) > 1:
             actors = {other: f for other, f in scenario.actors.items() if other != name}
             yield replace(scenario, actors=actors)
-    for job in reversed(scenario.jobs):
+    for job in () if only_faults else reversed(scenario.jobs):
         yield replace(scenario, jobs=tuple(other for other in scenario.jobs if other is not job))
     faults = scenario.faults
     for kind in ("crashes", "passes", "wall_steps", "lost"):
