@@ -115,7 +115,11 @@ def obliged(target: Target, options: Options) -> list[str]:
         if name in options.nemeses
     ]
     failures = [
-        failure(call, error) for call in IO_FILES for error in IO_ERRORS if "io" in options.nemeses
+        failure(call, error)
+        for call in IO_FILES
+        for error in IO_ERRORS
+        # A queue of which nothing is known may keep a rollback journal, and never cut its file.
+        if "io" in options.nemeses and (call != "truncate" or hasattr(target, "database"))
     ]
     return [ENDED, RESTED, EXPLAINED, *counts, *cells, *sometimes, *failures]
 

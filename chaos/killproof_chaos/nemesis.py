@@ -183,7 +183,8 @@ class Nemesis:
                 self._count("kill", process.doom)
                 self._write(process.doom)
                 return True
-        if process.told_stop_ns and os.WIFEXITED(status) and not (status and self._hurt(process)):
+        asked = os.WIFEXITED(status) or os.WTERMSIG(status) == signal.SIGTERM
+        if process.told_stop_ns and asked and not (status and self._hurt(process)):
             return True  # Whether in time and in order, says P21.
         if process.role == "producer" and status == 0:
             return True  # It has done all of its list.

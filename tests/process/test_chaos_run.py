@@ -272,6 +272,8 @@ def test_a_queue_without_hooks_history_or_audit_is_killed_and_judged_on_what_it_
     verdict = json.loads((place / "run/verdict.json").read_text())
     assert verdict["counts"]["kills"] >= 5, done.stdout + done.stderr
     assert verdict["counts"]["pauses"] >= 2
+    assert verdict["faults"]["kill"] >= 1, "a worker that says nothing is struck as well"
+    assert "SIGTERM" not in str(verdict["unknown_because"]), "and asked to stop at the end"
     assert verdict["properties"]["P1"]["verdict"] == "pass", done.stdout + done.stderr
     assert verdict["properties"]["P2"]["verdict"] == "pass"
     assert verdict["properties"]["P5"]["verdict"] == "not_promised"

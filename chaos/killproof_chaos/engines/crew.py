@@ -24,6 +24,9 @@ from killproof_evidence.store import Store
 #: The server imports the target and all it needs; on a busy machine that takes seconds.
 WARM_SECONDS_MAX: Final = 60.0
 
+#: What a worker that says nothing is given to start.
+SILENT_NS: Final = 200_000_000
+
 State = Literal["starting", "running", "stopped", "dying", "ended"]
 
 
@@ -86,6 +89,8 @@ class Crew:
             beneath: environment that must be there before a process begins, such as the shim's.
         """
         self.board = board
+        #: Workers in another language say nothing; they are at work when they must be.
+        self.are_workers_silent = False
         self.alive: dict[int, Process] = {}
         self._store = store
         self._lives: dict[str, int] = {}
@@ -171,9 +176,16 @@ class Crew:
                 process.state, process.status = "ended", record["status"]
                 ended.append(process)
         for process in self.alive.values():
-            if process.state == "starting" and self.board.is_ready(process.slot, process.pid):
+            if process.state == "starting" and self._is_at_work(process):
                 process.state = "running"
         return ended
+
+    def _is_at_work(self, process: Process) -> bool:
+        """Say whether a process has opened the queue; one that cannot tell has had its time."""
+        if self.board.is_ready(process.slot, process.pid):
+            return True
+        silent = self.are_workers_silent and process.role == "worker"
+        return silent and time.monotonic_ns() - process.born_ns > SILENT_NS
 
     def slot_of(self, base: str) -> int:
         """Return the slot that every life of this process has on the board."""

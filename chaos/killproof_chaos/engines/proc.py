@@ -118,6 +118,7 @@ class Engine:
         self._shim = self._make_shim()
         beneath = preload_environment(self._shim) if self._shim is not None else None
         self._crew = Crew(self._store, self._place, self._options.target, board, beneath=beneath)
+        self._crew.are_workers_silent = not coverage.phases_of(self._target)
         interrupted = drained = False
         reason = ""
         try:
