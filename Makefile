@@ -8,7 +8,7 @@ PAGES = README.md $(shell find docs -name '*.md')
 
 .DEFAULT_GOAL := help
 .PHONY: help install check check-all fresh lint format types imports cog cog-check test quick \
-    mutations report report-chaos report-contention report-model \
+    mutations report report-chaos report-contention report-crash report-model \
     report-power-cut report-schedules clean
 
 help: ## List the targets.
@@ -68,7 +68,7 @@ quick: ## What needs no processes: seconds.
 mutations: ## Take the core's guards away, one at a time, and see tests go red: minutes.
 	$(BIN)/python tests/mutations.py
 
-report: report-chaos report-contention report-power-cut ## Make reports/ anew from real runs (minutes).
+report: report-chaos report-crash report-contention report-power-cut ## Make reports/ anew from real runs (minutes).
 
 report-chaos: ## The harness on the queue, ten seeds: reports/chaos-proc.md and .html.
 	rm -rf killproof-store/report
@@ -106,6 +106,25 @@ report-model: ## Every state of the lease protocol, and without each guard: repo
 
 CUTS = killproof-store/power-cut
 HASTY = killproof-process minimal synchronous-normal acknowledges-before-fsync
+
+CRASHES = killproof-store/crash
+
+report-crash: ## A kill at every file call of every operation: reports/crash.md and .html.
+	rm -rf $(CRASHES)
+	for queue in killproof minimal; do \
+	    $(BIN)/killproof chaos crash --target $$queue --store $(CRASHES)/$$queue || exit; \
+	done
+	for pair in deletes-at-claim:claim ack-without-fence:late_ack attempt-not-counted:claim \
+	    effect-and-ack-apart:completing; do \
+	    $(BIN)/killproof chaos crash --target $${pair%:*} --operation $${pair#*:} --no-errors \
+	        --store $(CRASHES)/$${pair%:*}; test $$? = 1 || exit 3; \
+	done
+	$(BIN)/python -c 'import sys; from pathlib import Path; \
+	    from killproof_chaos.report_crash import write_markdown; \
+	    write_markdown([Path(store) for store in sys.argv[2:]], Path(sys.argv[1]))' \
+	    reports/crash.md $(CRASHES)/killproof $(CRASHES)/minimal $(CRASHES)/deletes-at-claim \
+	    $(CRASHES)/ack-without-fence $(CRASHES)/attempt-not-counted \
+	    $(CRASHES)/effect-and-ack-apart
 
 report-power-cut: ## The power cut at every kind of point, queues side by side: reports/power-cut.md.
 	rm -rf $(CUTS)

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from killproof_chaos import targets
+from killproof_chaos import report_crash, targets
 from killproof_chaos.command import (
     Ending,
     JsonOption,
@@ -25,10 +25,10 @@ from killproof_chaos.command import (
     shown,
 )
 from killproof_chaos.engines.crash import POINTS, Engine, Turn, operations_of
+from killproof_chaos.engines.crash_points import ERRORS, KILLS
+from killproof_chaos.report_crash import LETTERS, worst_of
 from killproof_evidence.store import Store
 
-#: One letter for each verdict, for the map of calls.
-LETTERS: Final = {"pass": ".", "violated": "X", "unknown": "?"}
 LEGEND: Final = Text("  . pass  X violated  ? unknown  - no such failure", style="dim")
 
 
@@ -59,7 +59,11 @@ def crash(
         record,
         ending,
         pictures=(call_map(record), LEGEND),
-        places=(f"files:  in {record['files_in']}", f"points: {place.path / POINTS}"),
+        places=(
+            f"files:  in {record['files_in']}",
+            f"points: {place.path / POINTS}",
+            f"report: {report_crash.write_report(place.path)}",
+        ),
     )
 
 
@@ -103,23 +107,9 @@ def call_map(record: dict[str, Any]) -> Table:
     for heading in ("operation", "calls", "killed before", "killed after", "made to fail"):
         table.add_column(heading, overflow="fold")
     for row in record["operations"]:
-        calls = row["calls"]
-        errors = "".join(_worst(call["verdicts"], ("EIO", "ENOSPC", "EINTR", "short"))
-                         for call in calls)  # fmt: skip
-        table.add_row(
-            row["operation"],
-            str(len(calls)),
-            "".join(_worst(call["verdicts"], ("before",)) for call in calls),
-            "".join(_worst(call["verdicts"], ("after",)) for call in calls),
-            errors,
+        letters = (
+            "".join(LETTERS.get(worst_of(call["verdicts"], faults), "-") for call in row["calls"])
+            for faults in (KILLS[:1], KILLS[1:], ERRORS)
         )
+        table.add_row(row["operation"], str(len(row["calls"])), *letters)
     return table
-
-
-def _worst(verdicts: dict[str, str], faults: tuple[str, ...]) -> str:
-    """Return the letter of the worst verdict; a dash where no fault applies to the call."""
-    found = {verdicts[fault] for fault in faults if fault in verdicts}
-    for word in ("violated", "unknown", "pass"):
-        if word in found:
-            return LETTERS[word]
-    return "-"

@@ -124,8 +124,8 @@ class Sampled(Engine):
 
     def _count(self, pool: Pool) -> None:
         super()._count(pool)
+        self.processes = {call.process for one in self._counted.values() for call in one.calls}
         for counted in self._counted.values():
-            self.processes = {call.process for call in counted.calls}
             counted.calls = counted.calls[7::45]
 
 
