@@ -3,6 +3,7 @@
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from killproof_chaos.engines.kernel import kernel_state
+from killproof_chaos.shim.build import COMPILERS
 
 SECONDS_MAX = 60.0
 SHORT = ("--target", "minimal", "--seconds", "4", "--kills", "8", "--pauses", "4")
@@ -355,8 +357,22 @@ def test_the_list_of_targets_says_which_are_broken_and_how(place: Path) -> None:
     assert "P1" in listed["minimal"]["promises"]
 
 
+@pytest.mark.skipif(
+    not any(map(shutil.which, COMPILERS)), reason="there is no C compiler, and the doctor says so"
+)
 def test_the_doctor_finds_this_machine_fit(place: Path) -> None:
     done = chaos(place, "doctor")
 
     assert done.returncode == 0, done.stdout
     assert "BAD" not in done.stdout
+
+
+def test_the_doctor_says_what_cannot_run_without_a_compiler_and_how_to_get_one(
+    place: Path,
+) -> None:
+    nothing = {"PATH": "", "CC": "", "XDG_CACHE_HOME": str(place)}
+    done = chaos(place, "doctor", environment=nothing)
+
+    assert done.returncode == 1, done.stdout
+    assert "BAD  chaos crash, chaos disk, and --nemesis clock and io cannot run" in done.stdout
+    assert "apt-get install gcc" in done.stdout
