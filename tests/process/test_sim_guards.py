@@ -77,7 +77,7 @@ GUARDS = (
     ),
     Guard(
         name="the state test of an outcome",
-        scenario="stale-ack",
+        scenario="extend-against-reap",
         actors=("w1", "reaper"),
         promise="P5",
         texts=(

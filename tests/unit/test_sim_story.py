@@ -48,7 +48,7 @@ def test_a_naive_queue_is_found_and_told_in_a_few_steps(target: str) -> None:
 def test_the_story_says_who_did_what_what_the_database_said_and_which_promise_broke() -> None:
     assert shrunk("ack-without-fence").story.text() == (
         "ack-without-fence, a worker is stopped past its lease and acks a job that another has "
-        "taken over, schedule 9+,10b\n"
+        "taken over, schedule 8+,9b\n"
         "  1. w1 claims: gets job 1 (token 1, attempt 1)\n"
         "     = job 1: available -> leased (token 1)\n"
         "  2. w1 runs job 1: makes its effect\n"

@@ -50,7 +50,7 @@ CLAIM: Final = Scenario(
 STALE_ACK: Final = Scenario(
     name="stale-ack",
     text="a worker is stopped past its lease and acks a job that another has taken over",
-    actors={"w1": _work_once, "w2": _work_twice, "reaper": _reap},
+    actors={"w1": _work_once, "w2": _work_once},
     jobs=(_job(1),),
     faults=Faults(passes=1),
 )
@@ -62,7 +62,7 @@ UNIQUE_KEY: Final = Scenario(
 EXTEND: Final = Scenario(
     name="extend-against-reap",
     text="a holder extends its lease while time passes and a reaper looks",
-    actors={"w1": _extend_then_ack, "reaper": _reap, "w2": _work_once},
+    actors={"w1": _extend_then_ack, "reaper": _reap},
     jobs=(_job(1),),
     faults=Faults(passes=1),
 )
@@ -170,13 +170,13 @@ NACK: Final = Scenario(
     text="a handler fails while time passes, and another worker takes the retry",
     actors={"w1": _work_once, "w2": _work_twice},
     jobs=(ONE_FAILURE,),
-    faults=Faults(passes=2),
+    faults=Faults(passes=1),
     needs=frozenset({"enqueue", "claim", "ack", "nack"}),
 )
 LAST: Final = Scenario(
     name="last-attempt",
-    text="the last attempt fails, or dies, while a reaper and another worker look",
-    actors={"w1": _work_once, "w2": _work_once, "reaper": _reap},
+    text="the last attempt fails, or dies, while a reaper looks",
+    actors={"w1": _work_once, "reaper": _reap},
     jobs=(LAST_ATTEMPT,),
     faults=Faults(crashes=1, passes=1),
     needs=frozenset({"enqueue", "claim", "ack", "nack", "reap"}),
@@ -184,7 +184,7 @@ LAST: Final = Scenario(
 RELEASE: Final = Scenario(
     name="release",
     text="a worker gives a job back while time passes and a reaper looks",
-    actors={"w1": _release, "w2": _work_once, "reaper": _reap},
+    actors={"w1": _release, "reaper": _reap},
     jobs=(_job(1),),
     faults=Faults(passes=1),
     needs=frozenset({"enqueue", "claim", "ack", "release", "reap"}),
@@ -221,8 +221,8 @@ REPLAY: Final = Scenario(
 )
 REAP: Final = Scenario(
     name="reap-against-reap",
-    text="two reapers find the same dead worker's job while a third worker claims",
-    actors={"w1": _work_once, "reaper1": _reap, "reaper2": _reap, "w2": _work_once},
+    text="two reapers find the same dead worker's job",
+    actors={"w1": _work_once, "reaper1": _reap, "reaper2": _reap},
     jobs=(_job(1),),
     faults=Faults(crashes=1, passes=1),
     needs=frozenset({"enqueue", "claim", "ack", "reap"}),

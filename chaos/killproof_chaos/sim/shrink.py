@@ -185,8 +185,8 @@ class _Search:
     def _still_breaks(self, scenario: Scenario, choices: Choices) -> bool:
         self.plays += 1
         with Stage(self._target, scenario) as stage:
-            outcome = stage.play(Replay(choices))
-        return outcome is not None and self._breaks(outcome)
+            outcome = stage.play(Replay(choices), keeps_trace=True)
+        return outcome is not None and self._breaks(outcome) and not _leaves_work(outcome)
 
     def _fewest(self, stage: Stage, choices: Choices) -> tuple[Choices, tuple[int, ...]]:
         """Return the shortest of the schedules with as few deviations as the first that breaks."""
@@ -224,6 +224,23 @@ class _Search:
         return outcome.verdict is not None and any(
             violation.promise == self.promise for violation in outcome.verdict.violations
         )
+
+
+def _leaves_work(outcome: Outcome) -> bool:
+    """Say whether an actor ended, in order, between its handler and the outcome.
+
+    Whoever does that makes the next one do it again: that is no fault of the queue.
+    """
+    done: set[tuple[Any, ...]] = set()
+    killed: set[int] = set()
+    for file, record in outcome.events:
+        if file.startswith("effects/") and record["what"] == "end":
+            done.add((record["pid"], record["queue_id"], record["fence"]))
+        elif record.get("fault") == "kill":
+            killed.add(record["pid"])
+        elif record.get("type") == "invoke":
+            done.discard((record["pid"], record.get("job"), record.get("fence")))
+    return any(pid not in killed for pid, _, _ in done)
 
 
 def _variants(choices: Choices) -> Iterator[Choices]:
