@@ -111,6 +111,44 @@ def test_a_job_that_was_due_stays_due_when_the_clock_is_set_back(
     assert run.finding("P10").verdict != "violated"
 
 
+def test_a_job_that_was_due_stays_due_when_its_worker_dies_after_the_clock_was_set_back(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    """Seen in a real run: the first crash goes back at once, with the due time it had."""
+    job = producer.enqueues("a")
+    run.passes(100)
+    run.steps_clock(-HOUR_MS)
+    run.passes(50)
+    worker.claims(job)
+    run.kills(worker)
+    run.reaps(job)
+    run.passes(50)
+    run.process("w2").claims(job)
+
+    assert run.finding("P10").verdict != "violated"
+
+
+def test_a_second_crash_that_waited_before_the_clock_was_set_back_is_healthy(
+    run: "Run", producer: "Process"
+) -> None:
+    job = producer.enqueues("a")
+    for number in (1, 2):
+        other = run.process(f"dying{number}")
+        other.claims(job)
+        run.kills(other)
+        if number == 2:
+            job.due_ms = run.wall_ms + 50
+        run.reaps(job, "available" if number == 1 else "retryable")
+    run.passes(60)
+    run.commits(job, "available")
+    run.passes(50)
+    run.steps_clock(-HOUR_MS)
+    run.passes(50)
+    run.process("w2").claims(job)
+
+    assert run.finding("P9").verdict == "pass"
+
+
 @pytest.mark.parametrize("offset_ms", [0, -2 * HOUR_MS])
 def test_a_step_inside_of_a_claim_accuses_nobody(
     run: "Run", producer: "Process", worker: "Process", offset_ms: int

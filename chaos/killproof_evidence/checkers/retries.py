@@ -12,6 +12,8 @@ ROUNDING_MS = 2
 ARTICLE_SECONDS_MAX = 3_600.0
 #: States from which a job comes back by itself.
 WAITING = frozenset({"available", "scheduled", "retryable"})
+#: States into which a job moves because somebody has looked at the clock.
+OFFERED = frozenset({"available", "leased"})
 #: Outcomes after which a start was no attempt.
 GIVEN_BACK = frozenset({"release", "snooze", "hold"})
 
@@ -250,10 +252,13 @@ def _check_crashes(
         if ended is not None and change.takes:
             spared = forgiven if ended.forgiven is None else ended.forgiven
             delay_ms = delay_ms_min(policy, max(1, (ended.attempts or 1) - spared))
-            passed_ms = _latest_ms(change) - ended.t_ms
-            in_doubt = evidence.told_in_doubt(ended) or _in_doubt(evidence, change)
+            passed_ms = change.t_ms - ended.t_ms
+            in_doubt = evidence.told_in_doubt(ended) or evidence.told_in_doubt(change)
             if not in_doubt and not (first if crashes == 1 else later):
                 tally.checked += 1
+                if passed_ms < 0:  # The clock was set back. Was the delay over before that?
+                    told_ms = max(each.t_ms for each in _under_one_due_time(change))
+                    passed_ms = told_ms - ended.t_ms
                 if passed_ms < delay_ms - slack_ms - ROUNDING_MS:
                     tally.violate(
                         story.label,
@@ -292,9 +297,11 @@ def never_early(evidence: Evidence) -> Finding:
                 tally.checked += waited
                 if due_ms is None or change.t_ms >= due_ms - ROUNDING_MS:
                     continue
-                # On the clock that it was told. Once due, a job stays due when that is set back.
-                told_ms = _latest_ms(change)
-                if told_ms < due_ms - ROUNDING_MS and not _in_doubt(evidence, change):
+                changes = _under_one_due_time(change)
+                told_ms = max(each.t_ms for each in changes)
+                moved = [each for each in changes if each.new in OFFERED]
+                in_doubt = any(map(evidence.told_in_doubt, moved))
+                if told_ms < due_ms - ROUNDING_MS and not in_doubt:
                     tally.violate(
                         story.label,
                         f"job {story.label} was claimed {due_ms - told_ms} ms before it was due",
@@ -304,19 +311,17 @@ def never_early(evidence: Evidence) -> Finding:
     return tally.finding("no job had to wait")
 
 
-def _latest_ms(change: Change) -> int:
-    """Return the latest wall clock time of all since the job was last not claimable, as told."""
-    latest_ms, before = change.t_ms, change.before
-    while before is not None and before.new == change.old:
-        latest_ms = max(latest_ms, before.t_ms)
-        before = before.before
-    return latest_ms
+def _under_one_due_time(change: Change) -> list[Change]:
+    """Return a claim and all changes before it that left the job with the due time it found.
 
-
-def _in_doubt(evidence: Evidence, change: Change) -> bool:
-    """Say whether a step of the clock may explain the claim, or the promotion before it."""
-    before = change.before
-    return evidence.told_in_doubt(change) or (before is not None and evidence.told_in_doubt(before))
+    Once due, a job stays due when the clock is set back, also through a crash of its worker.
+    """
+    found = [change]
+    while (before := found[-1].before) is not None:
+        if change.before is not None and before.due_ms != change.before.due_ms:
+            break
+        found.append(before)
+    return found
 
 
 def _check_first(evidence: Evidence, tally: Tally, story: Story, delay_ms: int) -> None:
