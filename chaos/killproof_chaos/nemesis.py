@@ -465,10 +465,11 @@ class Nemesis:
                 self._lock_met = self._blind or self._is_somebody_waiting()
                 continue
             del self._locks[told]
-            if not self._lock_met and self._locks_again:
+            had_it = record is not None and record["t_end"]  # Else it was killed in an outage.
+            if not (had_it and self._lock_met) and self._locks_again:
                 self._locks_again -= 1
                 self._planned.append(fault)
-            if record is None or not record["t_end"]:
+            if record is None or not had_it:
                 continue
             times = {"t": record["t"], "t_end": record["t_end"]}
             lock = times | {"fault": "lock", "pid": process.pid, "phase": "locked", "hit": True}
