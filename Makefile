@@ -149,11 +149,12 @@ EXPLORE = once() { \
     test $$? -le 2; }; }
 
 report-schedules: ## Every schedule of every scenario, and many at random: reports/schedules.md.
-	$(SIM) --scenarios | cut -d ' ' -f 1 | xargs -P 2 -I NAME bash -c '$(EXPLORE); \
+	$(SIM) --scenarios | cut -d " " -f 1 | sort -r | xargs -P 2 -I NAME bash -c '$(EXPLORE); \
 	    once exhaustive/killproof-NAME --scenario NAME --crashes 1 --budget 10m'
 	$(EXPLORE); once exhaustive/minimal --target minimal --crashes 1 --budget 2m --jobs 2
-	$(EXPLORE); once random/killproof --scheduler pct --crashes 1 --seed 1 --budget 3m --jobs 2
-	$(EXPLORE); once random/minimal --target minimal --scheduler pct --crashes 1 --seed 1 \
+	$(EXPLORE); once random/killproof --scheduler pct --depth 5 --crashes 1 --seed 1 \
+	    --budget 4m --jobs 2
+	$(EXPLORE); once random/minimal --target minimal --scheduler pct --depth 5 --crashes 1 --seed 1 \
 	    --budget 20s --jobs 2
 	$(EXPLORE); once naive/1 --target checks-then-claims --scenario claim
 	$(EXPLORE); once naive/2 --target reads-then-writes --scenario unique-key
