@@ -73,20 +73,23 @@ def test_a_broken_queue_is_found_by_its_property_in_the_operation_that_breaks(
 
 
 @pytest.mark.parametrize(
-    ("target", "operations"),
-    [("minimal", ("open",)), ("killproof", ("repair", "claim_beside_a_peer"))],
+    ("target", "operation", "errors"),
+    [
+        ("minimal", "ack", True),
+        ("killproof", "repair", True),
+        ("killproof", "completing_beside_a_peer", False),
+    ],
 )
 def test_a_whole_queue_passes_at_every_call_of_an_operation(
-    place: Path, target: str, operations: tuple[str, ...]
+    place: Path, target: str, operation: str, errors: bool
 ) -> None:
-    """Also where the first open fails: SQLite then opens to read only, and says nothing."""
     shown: list[Turn] = []
     store = Store.create(place / "run")
 
-    verdict = Engine(target, operations, store, shown.append).run()
+    verdict = Engine(target, [operation], store, shown.append, errors=errors).run()
 
     assert (verdict["verdict"], verdict["unknown_because"]) == ("pass", [])
-    calls = [call for row in verdict["operations"] for call in row["calls"]]
+    calls = verdict["operations"][0]["calls"]
     assert verdict["counts"]["kills"] == 2 * len(calls) > 10
     assert all({"before", "after"} <= set(call["verdicts"]) for call in calls)
     assert verdict["coverage"]["missed"] == []
@@ -96,7 +99,26 @@ def test_a_whole_queue_passes_at_every_call_of_an_operation(
         for line in (place / "run/points.jsonl").read_text(encoding="utf-8").splitlines()
     ]
     assert {point["status"] for point in told if point["fault"] in ("before", "after")} == {9}
-    assert (shown[-1].done, shown[-1].total) == (len(told) - len(operations),) * 2
+    assert (shown[-1].done, shown[-1].total) == (len(told) - 1,) * 2
+
+
+class First(Engine):
+    """Fails the first call of an operation alone."""
+
+    def _count(self, pool: Pool) -> None:
+        super()._count(pool)
+        for counted in self._counted.values():
+            del counted.calls[1:]
+
+
+def test_a_file_that_could_only_be_opened_to_read_is_refused_at_its_open(place: Path) -> None:
+    """SQLite opens to read only where the first open has failed, and says nothing."""
+    store = Store.create(place / "run")
+
+    verdict = First("minimal", ["open"], store, no_show, lanes=1).run()
+
+    assert (verdict["verdict"], verdict["unknown_because"]) == ("pass", [])
+    assert verdict["faults"]["EIO"] == 1
 
 
 class Beyond(Engine):
@@ -139,12 +161,12 @@ def test_a_queue_in_any_language_is_killed_in_each_process_of_its_worker(
     target = str(TARGETS / "shell_queue.py")
     store = Store.create(place / "run")
 
-    engine = Sampled(target, LIVES, store, no_show, errors=False)
+    engine = Sampled(target, LIVES[broken:], store, no_show, errors=False)
     verdict = engine.run()
 
     assert len(engine.processes) > 3
     assert verdict["coverage"]["missed"] == []
-    assert verdict["counts"]["workers"] > 5
+    assert verdict["counts"]["workers"] == verdict["counts"]["kills"] > 5
     if broken:
         assert verdict["properties"]["P1"]["verdict"] == "violated"
     else:

@@ -115,6 +115,8 @@ class Striker:
         control.clear_rules()
         os.truncate(self._log, 0)
         control.set_start_armed(armed)
+        # Of a kill the record of the signal tells all; the calls before it only cost time.
+        control.set_record(frozenset() if request["mode"] == "kill" else ALL_KINDS)
         if request["mode"] != "count":
             control.set_rule(
                 Rule(

@@ -234,6 +234,10 @@ class Control:
         place.hits = place.victim = 0
         place.enabled = 1
 
+    def set_record(self, kinds: frozenset[Kind]) -> None:
+        """Say which kinds of calls go into the log from now on; signals and notes always do."""
+        self._head.record = mask(kinds)
+
     def clear_rules(self) -> None:
         """Heal: no rule applies from now on. How often each fired stays readable."""
         for place in self._head.rules:
