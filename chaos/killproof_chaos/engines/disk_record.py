@@ -33,6 +33,8 @@ from killproof_evidence.store import Store, StoreError, write_json
 from killproof_evidence.target import Target
 
 LOG: Final = "disk.log"
+#: Where a client in another language writes what it knows, each answer with one call.
+NOTES: Final = "notes"
 COPIES: Final = "copies"  #: folder of what the disk held while nobody was alive
 INDEX: Final = "recording.json"
 PLAYERS: Final = 2
@@ -113,14 +115,19 @@ def record(name: str, target: Target, store: Store, *, seed: int, jobs: int) -> 
     )  # fmt: skip
     shared = store.path / "control"
     with (
-        Control.create(shared, watch=place, log=store.path / LOG, armed=False) as control,
+        Control.create(
+            shared, watch=place, log=store.path / LOG, notes=store.path / NOTES, armed=False
+        ) as control,
         closing(Board(store.path / "phases.bin")) as board,
     ):
         beneath = preload_environment(control, library=library)
         crew = Crew(store, place, name, board, beneath=beneath)
         try:
             holds = disk_client.hosts_queue(target)
-            run = _Run(crew=crew, store=store, place=place, lists=lists, seed=seed, holds=holds)
+            run = _Run(
+                crew=crew, control=control, store=store, place=place, lists=lists, seed=seed,
+                holds=holds,
+            )  # fmt: skip
             database = run.play(max(KILLS_MIN, jobs // JOBS_PER_KILL))
         finally:
             crew.close()
@@ -167,6 +174,7 @@ class _Run:
     """One run, as the supervisor steers it."""
 
     crew: Crew
+    control: Control
     store: Store
     place: Path
     lists: Sequence[Sequence[Operation]]
@@ -226,7 +234,7 @@ class _Run:
             if number == kills // 2:
                 self._kill_all()
                 continue
-            born = [p for p in self.crew.alive.values() if p.pid and p.state == "running"]
+            born = [process for process in self.crew.alive.values() if self._is_open(process)]
             if born:
                 self._kill(source.choice(sorted(born, key=lambda process: process.base)))
 
@@ -290,13 +298,17 @@ class _Run:
     def _wait_until_open(self) -> None:
         """Wait until all have opened the queue: who starts late was hardly concurrent."""
         self._wait(
-            lambda: (
-                self.crew.all_born
-                and all(process.state == "running" for process in self.crew.alive.values())
-            ),
+            lambda: self.crew.all_born and all(map(self._is_open, self.crew.alive.values())),
             OPEN_SECONDS_MAX,
             "did not open the queue",
         )
+
+    def _is_open(self, process: Process) -> bool:
+        """Whether a process has opened the queue: it says so, or the shim has seen its calls."""
+        if process.state == "running":
+            return True
+        seen = self.control.process(process.pid) if process.pid else None
+        return seen is not None and seen.total > 0
 
     def _wait(self, reached: Callable[[], bool], seconds: float, what: str) -> None:
         """Let the run go on until something is reached.
