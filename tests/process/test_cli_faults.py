@@ -52,7 +52,7 @@ for line in sys.stdin:
 #: Ends its worker after one job.
 MODULE = """
 import os, signal
-from killproof import Handlers
+from killproof.worker import Handlers
 handlers = Handlers()
 @handlers("report")
 def report(context):
@@ -60,11 +60,11 @@ def report(context):
 """
 #: Each command, and how far apart its calls are that fail here.
 COMMANDS = {
-    "enqueue": (["enqueue", "report", "{}"], 5),
-    "status": (["status"], 5),
-    "cancel": (["cancel", "1"], 11),
-    "doctor": (["doctor"], 17),
-    "work": (["work", "jobs_of_this_test", "--grace", "1", "--log-level", "error"], 29),
+    "enqueue": (["enqueue", "report", "{}"], 11),
+    "status": (["status"], 13),
+    "cancel": (["cancel", "1"], 23),
+    "doctor": (["doctor"], 29),
+    "work": (["work", "jobs_of_this_test", "--grace", "1", "--log-level", "error"], 37),
 }
 
 
