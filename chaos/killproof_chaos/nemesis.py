@@ -166,11 +166,13 @@ class Nemesis:
     def end_failures(self) -> None:
         """Let every call of the processes succeed from now on."""
         if self._io is not None:
-            self._io.heal()
+            self._io.heal(self._name_of)
 
     def on_end(self, process: Process) -> bool:
         """Account for a process that has ended; False when nothing that was done explains it."""
         assert process.status is not None
+        if self._io is not None:
+            self._io.look(self._name_of)
         self._working_since.pop(process.slot, None)
         for pause in [p for p in self._pauses if p.process is process]:
             # It was killed while it stood still: nobody has seen it go on, so it does not count.

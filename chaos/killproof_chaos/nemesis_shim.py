@@ -42,6 +42,7 @@ FILES: Final = {
 }
 
 Write = Callable[[dict[str, Any]], None]
+NameOf = Callable[[int], tuple[str, str]]
 
 
 class ClockNemesis:
@@ -139,8 +140,18 @@ class IoNemesis:
             armed.is_widened and armed.fault.call == "open" for armed in self._armed.values()
         )
 
-    def step(self, name_of: Callable[[int], tuple[str, str]]) -> None:
-        """Look which rules have hit, and arm what waits.
+    def step(self, name_of: NameOf) -> None:
+        """Look which rules have hit, and arm what waits."""
+        now = self.look(name_of)
+        free = [number for number in range(RULES) if number not in self._armed]
+        for number, fault in zip(free, list(self._waiting), strict=False):
+            self._waiting.remove(fault)
+            self._arm(number, fault, now)
+
+    def look(self, name_of: NameOf) -> int:
+        """Look which rules have hit; return when, monotonic ns.
+
+        Also before an end is judged: its process may have been hit since the last look.
 
         Args:
             name_of: the name and the phase of a process, for the log.
@@ -156,16 +167,15 @@ class IoNemesis:
                 armed.rule = replace(armed.rule, files=ALL_FILES)
                 self._control.set_rule(armed.rule, number=number)
             armed.looked_ns = now
-        free = [number for number in range(RULES) if number not in self._armed]
-        for number, fault in zip(free, list(self._waiting), strict=False):
-            self._waiting.remove(fault)
-            self._arm(number, fault, now)
+        return now
 
-    def heal(self) -> None:
+    def heal(self, name_of: NameOf) -> None:
         """Let every call succeed from now on."""
+        self._control.clear_rules()
+        self.look(name_of)  # The last hits; a rule that is widened now would be in force again.
+        self._control.clear_rules()
         self._waiting.clear()
         self._armed.clear()
-        self._control.clear_rules()
 
     def _arm(self, number: int, fault: Fault, now: int) -> None:
         rule = Rule(
@@ -177,9 +187,7 @@ class IoNemesis:
         self._armed[number] = _Armed(fault=fault, rule=rule, since_ns=now, looked_ns=now)
         self._control.set_rule(rule, number=number)
 
-    def _tell(
-        self, armed: _Armed, pid: int, file: File, name_of: Callable[[int], tuple[str, str]]
-    ) -> None:
+    def _tell(self, armed: _Armed, pid: int, file: File, name_of: NameOf) -> None:
         self.hits += 1
         self.victims.setdefault(pid, armed.looked_ns)
         process, phase = name_of(pid)

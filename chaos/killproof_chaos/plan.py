@@ -36,6 +36,7 @@ LOCK_MS: Final = (550, 700)
 #: The wall clock is set back so often, by one hour, and forward again after so long. Shorter than
 #: the recovery that queues declare: a retry that waits for the clock is not a lost one.
 STEPS_PER_SECOND: Final = 0.2
+STEPS_MIN: Final = 3
 STEP_MS: Final = 3_600_000
 STEP_LENGTH_MS: Final = (600, 1_500)
 #: Each call fails with each error once in so many seconds, and at least once.
@@ -257,6 +258,7 @@ def make(options: Options, phases: Sequence[str], jobs: Sequence[dict[str, Any]]
             producers=options.producers,
             seconds=options.seconds * STRETCH,
             trouble="handler" in options.nemeses,
+            delays="clock" in options.nemeses,
             jobs=jobs,
         ),
         faults=sorted(faults, key=lambda fault: fault.at_ms),
@@ -287,7 +289,7 @@ def _spread(
 
 def _steps(options: Options, source: random.Random) -> list[Fault]:
     """Set the clock back in the first half of each of several equal parts of the run."""
-    count = max(2, int(options.seconds * STEPS_PER_SECOND))
+    count = max(STEPS_MIN, int(options.seconds * STEPS_PER_SECOND))
     gap_ms = options.seconds * 1_000 / count
     return [
         Fault(

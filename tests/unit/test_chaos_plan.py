@@ -61,10 +61,19 @@ def test_the_clock_is_set_back_and_is_forward_again_before_the_next_step() -> No
     for seconds in (1.0, 4.0, 20.0):
         made = plan.make(Options(seconds=seconds, nemeses=("clock",)), PHASES)
 
-        assert len(made.faults) >= 2
+        assert len(made.faults) >= plan.STEPS_MIN
         assert {fault.step_ms for fault in made.faults} == {3_600_000}
         for first, second in pairwise(made.faults):
             assert first.at_ms + first.length_ms <= second.at_ms
+
+
+def test_where_the_clock_is_stepped_some_job_always_waits_for_its_time() -> None:
+    made = plan.make(Options(seconds=2.0, nemeses=("clock",)), PHASES)
+
+    jobs = [op for operations in made.operations for op in operations if op.job is not None]
+    waits = sorted((op.at_ms, op.at_ms + op.job.delay_ms) for op in jobs if op.job)
+    for moment in range(500, 2_000, 100):
+        assert sum(start <= moment < end for start, end in waits) >= 3
 
 
 def test_each_call_fails_with_each_error_however_short_the_run() -> None:
