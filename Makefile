@@ -8,7 +8,8 @@ PAGES = README.md $(shell find docs -name '*.md')
 
 .DEFAULT_GOAL := help
 .PHONY: help install check check-all fresh lint format types imports cog cog-check test quick \
-    mutations report report-chaos report-contention clean
+    mutations report report-chaos report-contention report-crash report-model \
+    report-power-cut report-schedules clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,7 +28,7 @@ check-all: ## The tests on each supported Python, each in an environment of its 
 	    echo "== Python $$version: $$python"; \
 	    $$python -m venv .venv-$$version; \
 	    .venv-$$version/bin/pip install -q --disable-pip-version-check -e '.[dev]'; \
-	    .venv-$$version/bin/pytest; \
+	    .venv-$$version/bin/pytest -n 2; \
 	done
 
 fresh: ## The README's two commands, word for word, in an empty clone (minutes).
@@ -59,7 +60,7 @@ cog-check: ## Fail when a generated part is stale.
 	$(BIN)/python -m cogapp -I docs --check $(PAGES)
 
 test: ## The whole suite, documents included.
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2
 
 .PHONY: backups
 backups: ## A hundred backups in a row under load, each read back (half a minute).
@@ -71,7 +72,7 @@ quick: ## What needs no processes: seconds.
 mutations: ## Take the core's guards away, one at a time, and see tests go red: minutes.
 	$(BIN)/python tests/mutations.py
 
-report: report-chaos report-contention ## Make reports/ anew from real runs (minutes).
+report: report-chaos report-crash report-contention report-power-cut ## Make reports/ anew from real runs (minutes).
 
 report-chaos: ## The harness on the queue, ten seeds: reports/chaos-proc.md and .html.
 	rm -rf killproof-store/report
@@ -87,6 +88,85 @@ report-chaos: ## The harness on the queue, ten seeds: reports/chaos-proc.md and 
 
 report-contention: ## The queue beside a plain reference: reports/contention.md.
 	$(BIN)/killproof bench claim --rows 1000000 --stopped --report reports/contention.md
+
+MODEL = $(BIN)/killproof chaos model --store killproof-store/model
+
+report-model: ## Every state of the lease protocol, and without each guard: reports/model.md.
+	rm -rf killproof-store/model
+	$(MODEL)/1 --workers 2 --jobs 2
+	$(MODEL)/2 --workers 3 --jobs 1
+	$(MODEL)/3 --workers 1 --jobs 3
+	$(MODEL)/4 --workers 3 --jobs 2
+	$(MODEL)/5 --workers 2 --jobs 3 --no-people
+	for guard in $$($(BIN)/killproof chaos model --guards | cut -d ' ' -f 1); do \
+	    $(MODEL)/without-$$guard --jobs 1 --without $$guard > /dev/null; test $$? = 1 || exit; \
+	done
+	$(BIN)/python -c 'import sys; from pathlib import Path; \
+	    from killproof_chaos.report_model import write_markdown; \
+	    write_markdown([Path(store) for store in sys.argv[2:]], Path(sys.argv[1]))' \
+	    reports/model.md killproof-store/model/[1-9] \
+	    $$($(BIN)/killproof chaos model --guards | \
+	        awk '{ print "killproof-store/model/without-" $$1 }')
+
+CUTS = killproof-store/power-cut
+HASTY = killproof-process minimal synchronous-normal acknowledges-before-fsync
+
+CRASHES = killproof-store/crash
+
+report-crash: ## A kill at every file call of every operation: reports/crash.md and .html.
+	rm -rf $(CRASHES)
+	for queue in killproof minimal; do \
+	    $(BIN)/killproof chaos crash --target $$queue --store $(CRASHES)/$$queue || exit; \
+	done
+	for pair in deletes-at-claim:claim ack-without-fence:late_ack attempt-not-counted:claim \
+	    effect-and-ack-apart:completing; do \
+	    $(BIN)/killproof chaos crash --target $${pair%:*} --operation $${pair#*:} --no-errors \
+	        --store $(CRASHES)/$${pair%:*}; test $$? = 1 || exit 3; \
+	done
+	$(BIN)/python -c 'import sys; from pathlib import Path; \
+	    from killproof_chaos.report_crash import write_markdown; \
+	    write_markdown([Path(store) for store in sys.argv[2:]], Path(sys.argv[1]))' \
+	    reports/crash.md $(CRASHES)/killproof $(CRASHES)/minimal $(CRASHES)/deletes-at-claim \
+	    $(CRASHES)/ack-without-fence $(CRASHES)/attempt-not-counted \
+	    $(CRASHES)/effect-and-ack-apart
+
+report-power-cut: ## The power cut at every kind of point, queues side by side: reports/power-cut.md.
+	rm -rf $(CUTS)
+	for seed in $$(seq 24); do \
+	    $(BIN)/killproof chaos disk --points 250 --seed $$seed \
+	        --store $(CUTS)/killproof/$$seed || exit; \
+	done
+	for target in $(HASTY); do for seed in 1 2 3; do \
+	    $(BIN)/killproof chaos disk --target $$target --points 250 --seed $$seed \
+	        --store $(CUTS)/$$target/$$seed > /dev/null; test $$? -le 1 || exit; \
+	done; done
+	$(BIN)/python -m killproof_chaos.report_disk_markdown reports/power-cut.md \
+	    $$(printf '%s\n' $(CUTS)/*/* | sort -V)
+	$(MAKE) --no-print-directory cog
+
+SIM = $(BIN)/killproof chaos sim
+SCHEDULES = killproof-store/schedules
+# A run that is there already is not made again: an interrupted sweep goes on where it was.
+EXPLORE = once() { \
+    grep -qs '"interrupted": false' $(SCHEDULES)/$$1/verdict.json || { rm -rf $(SCHEDULES)/$$1; \
+    place=$$1; shift; $(SIM) --store $(SCHEDULES)/$$place "$$@" > /dev/null; \
+    test $$? -le 2; }; }
+
+report-schedules: ## Every schedule of every scenario, and many at random: reports/schedules.md.
+	$(SIM) --scenarios | cut -d " " -f 1 | sort -r | xargs -P 2 -I NAME bash -c '$(EXPLORE); \
+	    once exhaustive/killproof-NAME --scenario NAME --crashes 1 --budget 10m'
+	$(EXPLORE); once exhaustive/minimal --target minimal --crashes 1 --budget 2m --jobs 2
+	$(EXPLORE); once random/killproof --scheduler pct --depth 5 --crashes 1 --seed 1 \
+	    --budget 4m --jobs 2
+	$(EXPLORE); once random/minimal --target minimal --scheduler pct --depth 5 --crashes 1 --seed 1 \
+	    --budget 20s --jobs 2
+	$(EXPLORE); once naive/1 --target checks-then-claims --scenario claim
+	$(EXPLORE); once naive/2 --target reads-then-writes --scenario unique-key
+	$(EXPLORE); once naive/3 --target ack-without-fence --scenario stale-ack
+	$(EXPLORE); once naive/4 --target checks-then-inserts --scenario unique-key
+	$(BIN)/python -c 'import sys; from pathlib import Path; \
+	    from killproof_chaos.report_schedules import write_markdown; \
+	    write_markdown(*map(Path, sys.argv[1:]))' $(SCHEDULES) reports/schedules.md
 
 clean: ## Remove what tools have left.
 	rm -rf .fresh .ci-venv .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis \

@@ -64,6 +64,7 @@ RETRY = f"{UNIT}_retry.py::"
 SHARING = "tests/process/test_core_sharing.py::"
 TURNSTILE = "tests/process/test_core_turnstile.py::"
 DEATH = "tests/process/test_core_death.py::"
+REPORTS = "tests/reports/test_"
 FORK = "tests/process/test_core_fork_inheritance.py::"
 
 OPENING = (
@@ -201,8 +202,8 @@ BARRIER = (
     m(
         "R-A5: a failed sync stops the queue",
         "database.py",
-        "            self.fail(str(error))\n            raise",
-        "            raise",
+        '            self.fail(f"fdatasync of the log failed: {cause}" if',
+        '            print(f"{cause}" if',
         f"{DURABILITY}never_retried_and_stops_everybody",
     ),
     m(
@@ -229,8 +230,8 @@ BARRIER = (
     m(
         "R-A5: after a failure the connection is kept",
         "database.py",
-        "list(database._handles):\n                        handle.keep()",
-        "():\n                        handle.keep()",
+        "in [handle for database in stopped for handle in database._handles]:",
+        "in ():",
         f"{SHARING}disk_failed_ends_without_closing",
     ),
     m(
@@ -793,6 +794,51 @@ TEXTS = (
     ),
 )
 
+FOUND_BY_REPORTS = (
+    m(
+        "B68: a log that a reader pins is said",
+        "database.py",
+        "if busy and handle.log_bytes > self._log_bytes_told:",
+        "if False:",
+        f"{REPORTS}logs_that_grow.py::pins_is_said",
+    ),
+    m(
+        "B71: growth counts from the size that the log was cut back to",
+        "database.py",
+        "handle.log_bytes = min(handle.log_bytes, size)",
+        "pass",
+        f"{REPORTS}logs_that_grow.py::shrinks_without_a_restart",
+    ),
+    m(
+        "B80: a volatile overlay is known in its newer spelling too",
+        "barrier.py",
+        '{"volatile", "fsync=volatile"}',
+        '{"volatile"}',
+        f"{FILES}the_file_system_under_a_path",
+    ),
+    m(
+        "B82: the database behind the log is the one that was opened",
+        "barrier.py",
+        "{database}",
+        "",
+        f"{REPORTS}damage_and_silent_loss.py::replaced_under_us and restored",
+    ),
+    m(
+        "B62: a lock error inside of a transaction is ours",
+        "database.py",
+        '    sqlite3.SQLITE_BUSY: (DatabaseBusy, "nothing was changed; try again"),\n',
+        "",
+        f"{REPORTS}locked_files.py::lock_error_at_any_statement",
+    ),
+    m(
+        "lock files have the mode of the database, whatever the umask",
+        "turnstile.py",
+        "os.fchmod(descriptor, status.st_mode & 0o666)",
+        "pass",
+        f"{REPORTS}surroundings.py::strict_umask",
+    ),
+)
+
 MUTATIONS = (
     *OPENING,
     *BARRIER,
@@ -801,6 +847,7 @@ MUTATIONS = (
     *LEASES,
     *STATEMENTS,
     *TEXTS,
+    *FOUND_BY_REPORTS,
 )
 
 

@@ -11,9 +11,10 @@ from typing import Any, Final
 
 from killproof_chaos.engines.roles import REPEATS
 from killproof_chaos.phases import PHASES
-from killproof_chaos.plan import Options
+from killproof_chaos.plan import IO_ERRORS, IO_FILES, Options
 from killproof_evidence.store import Store
 from killproof_evidence.target import Target
+from killproof_evidence.wall_clock import Step, WallClock
 
 KILLS: Final = frozenset({"kill", "producer-kill"})
 REFUSABLE: Final = frozenset({"ack", "nack", "extend", "release", "snooze"})
@@ -32,6 +33,13 @@ UNJSONABLE: Final = "a handler returned what JSON cannot hold"
 WAITED: Final = "an operation waited for a foreign program's write lock"
 OUTLASTED: Final = "a foreign program held the write lock for longer than a lease"
 REPEATED: Final = "the HTTP sink was asked again for a key that it had applied"
+STEPPED: Final = "the wall clock was set back by an hour and forward again"
+BACK_LEASED: Final = "the wall clock was set back while a lease was held"
+FORWARD_LEASED: Final = "the wall clock was set forward while a lease was held"
+BACK_SCHEDULED: Final = "the wall clock was set back while a job was scheduled"
+FORWARD_SCHEDULED: Final = "the wall clock was set forward while a job was scheduled"
+DOUBTED: Final = "a caller was told that nobody knows whether its commit happened"
+REPAIRED: Final = "everybody was killed after the failures, and the file was recovered"
 
 #: Where nobody gets without a nemesis: no handler fails by itself, no worker stops by itself.
 REACHED_BY: Final = (("nack.", "handler"), ("release.", "term"), ("worker.stop", "term"))
@@ -57,7 +65,18 @@ SOMETIMES: Final = (
     (WAITED, ("lock",)),
     (OUTLASTED, ("lock",)),
     (REPEATED, ("kill", "pause", "handler")),
+    (STEPPED, ("clock",)),
+    (BACK_LEASED, ("clock",)),
+    (FORWARD_LEASED, ("clock",)),
+    (BACK_SCHEDULED, ("clock",)),
+    (FORWARD_SCHEDULED, ("clock",)),
+    (DOUBTED, ("io",)),
+    (REPAIRED, ("io",)),
 )
+AT_STEPS: Final = (BACK_LEASED, FORWARD_LEASED, BACK_SCHEDULED, FORWARD_SCHEDULED)
+#: States in which a job waits for a moment of the wall clock.
+SCHEDULED: Final = frozenset({"scheduled", "retryable"})
+LEASED: Final = frozenset({"leased"})
 
 
 def phases_of(target: Target) -> tuple[str, ...]:
@@ -95,7 +114,19 @@ def obliged(target: Target, options: Options) -> list[str]:
         for name, count in (("kill", options.kills), ("pause", options.pauses))
         if name in options.nemeses
     ]
-    return [ENDED, RESTED, EXPLAINED, *counts, *cells, *sometimes]
+    failures = [
+        failure(call, error)
+        for call in IO_FILES
+        for error in IO_ERRORS
+        # A queue of which nothing is known may keep a rollback journal, and never cut its file.
+        if "io" in options.nemeses and (call != "truncate" or hasattr(target, "database"))
+    ]
+    return [ENDED, RESTED, EXPLAINED, *counts, *cells, *sometimes, *failures]
+
+
+def failure(call: str, error: str) -> str:
+    """Return the obligation that a call of this kind failed with this error."""
+    return f"{'an' if call == 'open' else 'a'} {call} failed with {error}"
 
 
 def _can_show(target: Target, sentence: str) -> bool:
@@ -103,9 +134,9 @@ def _can_show(target: Target, sentence: str) -> bool:
     points: frozenset[str] = getattr(target, "sync_points", frozenset())
     if sentence == RELEASED:
         return any(point.startswith("release.") for point in points)
-    if sentence in {REFUSED, WAITED, SPARED, STOPPED}:
+    if sentence in {REFUSED, WAITED, SPARED, STOPPED, DOUBTED}:
         return bool(points)  # A worker in another language keeps no history.
-    if sentence in {EXPIRED, REDELIVERED, DEAD}:
+    if sentence in {EXPIRED, REDELIVERED, DEAD, *AT_STEPS}:
         return target.audit is not None
     if sentence in {OUTLASTED, RECOVERED}:
         return hasattr(target, "database")  # It says which file is the database.
@@ -130,7 +161,9 @@ def hit(store: Store, options: Options, run: Mapping[str, Any]) -> list[str]:
         )
         if met
     ]
-    return whole + counts + sorted(cells) + [sentence for sentence, shown in SHOWN if shown(facts)]
+    failures = sorted({failure(x["call"], x["error"]) for x in facts.of("io")})
+    shown = [sentence for sentence, is_shown in SHOWN if is_shown(facts)]
+    return whole + counts + sorted(cells) + shown + failures
 
 
 def _nemesis(fault: dict[str, Any]) -> str:
@@ -147,6 +180,7 @@ class _Facts:
         self.effects = [record for path in store.effect_files() for record in _read(store, path)]
         self.repeats = [record for _, record in store.read(store.path / REPEATS)]
         self.exited = {record["pid"] for record in self.history if record["f"] == "exit"}
+        self.clock = WallClock.of_records(faults)
         lease_ms = store.read_contract().parameters.get("lease_ms", 0)
         self.lease_ns = lease_ms * 1_000_000
 
@@ -159,6 +193,15 @@ class _Facts:
         for record in self.history:
             if record["f"] == "claim" and record["type"] == "ok" and "job" in record:
                 yield record
+
+    def states_at(self, step: Step) -> set[str]:
+        """Return the states in which jobs were when the wall clock was stepped."""
+        states: dict[str, str] = {}
+        for change in self.changes:
+            if self.clock.true_ms(change["t_ms"]) >= step.wall_ms:
+                break
+            states[str(change["job"])] = change["new"] or ""
+        return set(states.values())
 
     def taken_back(self, pids: Iterable[int]) -> bool:
         """Say whether a job that one of these processes claimed was claimed again."""
@@ -218,6 +261,19 @@ def _spared(facts: _Facts) -> bool:
     )
 
 
+def _at_step(facts: _Facts, states: frozenset[str], *, forward: bool) -> bool:
+    """Some job was in one of these states when the clock was stepped in this direction."""
+    return any(
+        step.is_forward == forward and states & facts.states_at(step) for step in facts.clock.steps
+    )
+
+
+def _doubted(facts: _Facts) -> bool:
+    """Some operation of a process whose call failed ended as `info`, with an error."""
+    victims = {fault["pid"] for fault in facts.of("io")}
+    return any(record["type"] == "info" and record["pid"] in victims for record in facts.history)
+
+
 SHOWN: Final[tuple[tuple[str, Callable[[_Facts], bool]], ...]] = (
     (REDELIVERED, lambda f: f.taken_back(x["pid"] for x in f.of("kill"))),
     (SPARED, _spared),
@@ -233,4 +289,11 @@ SHOWN: Final[tuple[tuple[str, Callable[[_Facts], bool]], ...]] = (
     (WAITED, _waited),
     (OUTLASTED, lambda f: any(x["t_end"] - x["t"] > f.lease_ns for x in f.of("lock"))),
     (REPEATED, lambda f: bool(f.repeats)),
+    (STEPPED, lambda f: {step.is_forward for step in f.clock.steps} == {False, True}),
+    (BACK_LEASED, lambda f: _at_step(f, LEASED, forward=False)),
+    (FORWARD_LEASED, lambda f: _at_step(f, LEASED, forward=True)),
+    (BACK_SCHEDULED, lambda f: _at_step(f, SCHEDULED, forward=False)),
+    (FORWARD_SCHEDULED, lambda f: _at_step(f, SCHEDULED, forward=True)),
+    (DOUBTED, _doubted),
+    (REPAIRED, lambda f: any(x["hit"] for x in f.of("repair"))),
 )

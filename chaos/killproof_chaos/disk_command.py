@@ -1,41 +1,46 @@
 """The command `killproof chaos disk`: a power cut at every point of one recorded run."""
 
-import json
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from killproof_chaos import summary
+from killproof_chaos.command import (
+    Ending,
+    JsonOption,
+    JunitOption,
+    StoreOption,
+    TargetOption,
+    UnknownOption,
+    conclude,
+    harness,
+    new_store,
+    shown,
+    within,
+)
 from killproof_chaos.engines import disk
-from killproof_chaos.engines.crew import EngineFailed
 from killproof_chaos.engines.disk_model import Policy
+from killproof_chaos.engines.disk_verdict import POINTS as POINTS_FILE
+from killproof_chaos.engines.disk_verdict import Options, Turn
+from killproof_chaos.report_disk import write_report
 from killproof_evidence.judge import render_rows
 from killproof_evidence.store import Store
 
-EXIT_OF: Final = {"pass": 0, "violated": 1, "unknown": 2}
-EXIT_FAILED: Final = 3
-STORES: Final = "killproof-store"
-#: Of a run that nobody sized: about a second of work for every thousand images and core.
-POINTS: Final = 1_000
+#: Of a run that nobody sized: seconds of work, and enough for every fault of the gallery.
+POINTS: Final = 150
 #: Enough for checkpoints and new logs, few enough for a file that is copied in a millisecond.
 JOBS: Final = 80
+#: Fewer hardly meet everything that a run must have seen.
+JOBS_MIN: Final = 20
 JOBS_MAX: Final = 10_000
 SEED_MAX: Final = 2**32 - 1
-PLAIN_SECONDS: Final = 5.0
-FILE_COLUMNS: Final = 110
 
 
 def cut(
-    target: Annotated[
-        str, typer.Option(help="A name from `chaos targets`, package.module:attribute, or path.py.")
-    ] = "killproof",
+    target: TargetOption = "killproof",
     points: Annotated[
         str, typer.Option(help="How many power cuts, spread evenly over the run; or all.")
     ] = str(POINTS),
@@ -46,14 +51,13 @@ def cut(
         int | None, typer.Option(help="Decides jobs and drawn policies; drawn when not given.")
     ] = None,
     jobs: Annotated[int, typer.Option(help="Jobs of the recorded run.")] = JOBS,
-    store: Annotated[
-        Path | None, typer.Option(help="A new folder for all evidence of the run.")
-    ] = None,
-    unknown: Annotated[
-        str | None, typer.Option(help="pass or fail: how to exit when the verdict is unknown.")
-    ] = None,
-    junit: Annotated[Path | None, typer.Option(help="Also write the verdict as JUnit XML.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print verdict.json on stdout.")] = False,
+    fail_fast: Annotated[
+        bool, typer.Option(help="Stop at the first image that breaks a promise.")
+    ] = False,
+    store: StoreOption = None,
+    unknown: UnknownOption = None,
+    junit: JunitOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Record one run, then cut the power at every point of it, and look what is left.
 
@@ -61,61 +65,36 @@ def cut(
     afterwards. The policies say what the disk keeps of that which no sync had made durable: keep
     all, drop all, a random subset, torn sectors, or the data without names and sizes.
     """
-    options = disk.Options(
+    options = Options(
         target=target,
         points=points_of(points),
         policies=policies_of(policy),
-        seed=_within("seed", disk.drawn_seed() if seed is None else seed, 0, SEED_MAX),
-        jobs=_within("jobs", jobs, 4, JOBS_MAX),
+        seed=within("seed", disk.drawn_seed() if seed is None else seed, 0, SEED_MAX),
+        jobs=within("jobs", jobs, JOBS_MIN, JOBS_MAX),
+        fail_fast=fail_fast,
     )
-    if unknown not in (None, "pass", "fail"):
-        raise ValueError(f"--unknown {unknown!r} is neither pass nor fail")
-    name = f"disk-{Path(target).stem}-{options.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
-    place = Store.create(store or Path(STORES) / name.replace(":", "-"))
-    print(f"seed {options.seed}, evidence in {place.path}", file=sys.stderr)
-    perform(lambda show: disk.run(options, place, show), unknown, junit, as_json=as_json)
+    ending = Ending(unknown=unknown, junit=junit, as_json=as_json)
+    seed_text = str(options.seed)
+    place = new_store(store, "disk", Path(target).stem, seed_text, told=f"seed {seed_text}, ")
+    perform(lambda show: disk.run(options, place, show), place, ending)
 
 
-def check(store: Store, unknown: str | None, junit: Path | None, *, as_json: bool) -> None:
+def check(store: Store, ending: Ending) -> None:
     """Judge a recorded run again, from its log alone."""
-    perform(lambda show: disk.again(store, show), unknown, junit, as_json=as_json)
+    perform(lambda show: disk.again(store, show), store, ending)
 
 
-def refuse_plan(folder: Path) -> None:
-    """Refuse to replay a run of this engine: it has no plan, and is repeated by its command.
-
-    Raises:
-        ValueError: the folder holds such a run; the message names the command.
-    """
-    store = Store(folder)
-    record = store.read_run() if store.run.exists() else {}
-    if record.get("engine") == "disk":
-        raise ValueError(
-            f"{folder} is a run of the engine disk, which has no plan: judge it again with "
-            f"`killproof chaos check {folder}`, or repeat it with `{record['replay']}`"
-        )
-
-
-def perform(
-    judge: Callable[[disk.Show], dict[str, Any]],
-    unknown: str | None,
-    junit: Path | None,
-    *,
-    as_json: bool,
-) -> None:
-    """Judge, show how far that is, and end with the exit code of the verdict."""
-    try:
-        with shown(Console(stderr=True)) as show:
-            record = judge(show)
-    except EngineFailed as error:
-        print(
-            f"killproof: the harness failed, which says nothing of the queue: {error}",
-            file=sys.stderr,
-        )
-        raise typer.Exit(EXIT_FAILED) from None
-    if junit is not None:
-        junit.write_bytes(summary.junit(record, list(render_rows(record))))
-    conclude(record, unknown, as_json=as_json)
+def perform(judge: Callable[[disk.Show], dict[str, Any]], store: Store, ending: Ending) -> None:
+    """Judge, show how far that is, write the page, and end with the exit code of the verdict."""
+    # A run that is told to end gives back its room in RAM, and says what it had seen.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with harness(), shown(text_of) as show:
+        record = judge(show)
+    rows = [row for row in render_rows(record) if row.verdict != "not_judged"]
+    places = []
+    if (store.path / POINTS_FILE).exists():
+        places.append(f"report: {write_report(store.path)}")
+    conclude(record, ending, rows=rows, figures=figures(record), places=places)
 
 
 def points_of(text: str) -> int | None:
@@ -146,16 +125,6 @@ def policies_of(text: str) -> tuple[Policy, ...]:
     return tuple(policy for policy in Policy if policy in words)
 
 
-def headline(record: dict[str, Any]) -> str:
-    """Return the result in one sentence."""
-    counts = record["counts"]
-    extent = (
-        f"in {counts['images']:,} power cuts ({counts['distinct']:,} distinct images), "
-        f"{counts['acknowledged']:,} acknowledgements"
-    )
-    return summary.sentence(record, extent)
-
-
 def figures(record: dict[str, Any]) -> list[str]:
     """Return what was measured beside the verdict, a line each."""
     counts, found = record["counts"], record["properties"]["P1"]
@@ -173,55 +142,7 @@ def figures(record: dict[str, Any]) -> list[str]:
     return lines + summary.figures(record)
 
 
-def conclude(record: dict[str, Any], unknown: str | None, *, as_json: bool) -> None:
-    """Print the verdict and end with its exit code."""
-    out = Console(stderr=as_json)
-    if not out.is_terminal:
-        out.width = FILE_COLUMNS
-    out.print(summary.table([row for row in render_rows(record) if row.verdict != "not_judged"]))
-    for line in figures(record):
-        out.print(line, style="dim", markup=False, highlight=False)
-    for story in summary.stories(record):
-        out.print(story, style="red", markup=False, highlight=False)
-    for reason in summary.reasons(record):
-        out.print(f"unknown because {reason}", style="yellow", markup=False, highlight=False)
-    out.print(headline(record), style="bold", markup=False, highlight=False)
-    # Plain print: a command that is folded to the width can not be pasted.
-    print(f"again:  {record['replay']}", file=sys.stderr if as_json else sys.stdout)
-    if as_json:
-        print(json.dumps(record, ensure_ascii=False))
-    code = EXIT_OF[record["verdict"]]
-    if code == EXIT_OF["unknown"] and unknown is not None:
-        code = 0 if unknown == "pass" else 1
-    raise typer.Exit(code)
-
-
-@contextmanager
-def shown(console: Console) -> Iterator[disk.Show]:
-    """Give the function that shows the progress: a bar with the time left, or plain lines."""
-    if not console.is_terminal:
-        yield _plain()
-        return
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        TimeElapsedColumn(),
-    )
-    # No thread of its own: the checking processes are forked from this one.
-    with Progress(*columns, console=console, transient=True, auto_refresh=False) as progress:
-        task = progress.add_task("recording a run", total=None)
-
-        def show(turn: disk.Turn) -> None:
-            progress.update(
-                task, description=text_of(turn), completed=turn.done, total=turn.total or None
-            )
-            progress.refresh()
-
-        yield _at_most_every(0.2, show)
-
-
-def text_of(turn: disk.Turn) -> str:
+def text_of(turn: Turn) -> str:
     """Return how far the engine is, and how long it still takes."""
     if turn.phase == "record":
         return "recording a run"
@@ -230,26 +151,3 @@ def text_of(turn: disk.Turn) -> str:
         f"{turn.done:,} of {turn.total:,} images, {turn.distinct:,} distinct, "
         f"{turn.lost:,} with a loss, about {left:.0f} s left"
     )
-
-
-def _plain() -> disk.Show:
-    return _at_most_every(PLAIN_SECONDS, lambda turn: print(text_of(turn), file=sys.stderr))
-
-
-def _at_most_every(seconds: float, show: Callable[[disk.Turn], None]) -> disk.Show:
-    latest = -seconds
-
-    def seldom(turn: disk.Turn) -> None:
-        nonlocal latest
-        now = time.monotonic()
-        if now - latest >= seconds or turn.done == turn.total:
-            latest = now
-            show(turn)
-
-    return seldom
-
-
-def _within(name: str, value: int, low: int, high: int) -> int:
-    if not low <= value <= high:
-        raise ValueError(f"--{name} {value} must be an integer from {low} to {high}")
-    return value

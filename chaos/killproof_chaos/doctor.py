@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from killproof_chaos.shim.build import ShimUnavailable, build
 from killproof_evidence.environment import environment
 
 DISK_BYTES_MIN: Final = 500 * 1024 * 1024
@@ -49,7 +50,18 @@ def examine(place: Path) -> list[Finding]:
         ),
         _say(free > DISK_BYTES_MIN, f"{free // 2**20} MiB are free", "make room: 500 MiB"),
         _say(True, f"interpreter {sys.executable}", ""),
+        _shim(),
     ]
+
+
+def _shim() -> Finding:
+    """Say whether disk calls and the clock can be reached: by crash, disk, and two nemeses."""
+    needs = "chaos crash, chaos disk, and --nemesis clock and io"
+    try:
+        build()
+    except ShimUnavailable as error:
+        return Finding(good=False, text=f"{needs} cannot run: {error}")
+    return _say(True, f"the shim is built: {needs} can run", "")
 
 
 def _say(good: bool, text: str, remedy: str) -> Finding:

@@ -19,9 +19,13 @@ from typing import Any, Final
 
 from killproof_chaos import workload
 
-NEMESES: Final = ("kill", "pause", "term", "handler", "lock")
-#: A run ends after so many times the seconds asked for, whatever has hit by then.
+NEMESES: Final = ("kill", "pause", "term", "handler", "lock", "clock", "io")
+#: Those of a run that asks for none: the others need a C compiler (docs/decisions.md 17).
+NEMESES_DEFAULT: Final = ("kill", "pause", "term", "handler", "lock")
+#: A run ends after so many times the seconds asked for, whatever has hit by then; on a machine so
+#: slow that new places are still being hit, after at most the second.
 STRETCH: Final = 3
+STRETCH_MAX: Final = 8
 TERMS_PER_SECOND: Final = 0.4
 LOCKS_PER_SECOND: Final = 0.15
 #: At least so many kills, and this share of the random ones, wait until a peer is idle.
@@ -29,6 +33,22 @@ SPARE_KILLS_MIN: Final = 5
 SPARE_SHARE: Final = 0.25
 #: A foreign program holds the write lock for longer than the default lease of 500 ms.
 LOCK_MS: Final = (550, 700)
+#: The wall clock is set back so often, by one hour, and forward again after so long. Shorter than
+#: the recovery that queues declare: a retry that waits for the clock is not a lost one.
+STEPS_PER_SECOND: Final = 0.2
+STEPS_MIN: Final = 3
+STEP_MS: Final = 3_600_000
+STEP_LENGTH_MS: Final = (600, 1_500)
+#: Each call fails with each error once in so many seconds, and at least once.
+IO_ROUND_SECONDS: Final = 10
+IO_ERRORS: Final = ("EIO", "ENOSPC")
+#: The files that a call fails on, in turn. What is `any` is rare on every single file.
+IO_FILES: Final = {
+    "open": ("database", "log", "index", "side"),
+    "write": ("log", "database", "side"),
+    "sync": ("log", "database"),
+    "truncate": ("any",),
+}
 TOKEN_PREFIX: Final = "kp1-"
 
 
@@ -47,7 +67,7 @@ class Options:
     kills: int = 200
     pauses: int = 40
     seed: int = 1
-    nemeses: tuple[str, ...] = NEMESES
+    nemeses: tuple[str, ...] = NEMESES_DEFAULT
     jobs: str | None = None  #: path of the user's jobs
 
     def argv(self) -> list[str]:
@@ -109,12 +129,16 @@ class Options:
 class Fault:
     """One planned fault."""
 
-    fault: str  #: kill, kill-all, pause, term or lock
+    fault: str  #: kill, kill-all, pause, term, lock, clock or io
     at_ms: int  #: not before this time after the start
     phase: str | None = None  #: where it shall hit; None: wherever the victim is
     draw: float = 0.0  #: picks the victim among those that are busy, 0 to 1
-    length_ms: int = 0  #: of a lock
+    length_ms: int = 0  #: of a lock, or of the time for which the clock is back
     spare: bool = False  #: kill one that works while a peer is idle: recovery is measured so
+    step_ms: int = 0  #: by which the clock is set back
+    call: str = ""  #: that fails: open, write, sync or truncate
+    file: str = ""  #: it fails on: database, log, index, side or any
+    error: str = ""  #: EIO or ENOSPC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +185,7 @@ class Plan:
                 {
                     name: value
                     for name, value in asdict(fault).items()
-                    if value not in (None, 0, False)
+                    if value not in (None, 0, False, "")
                 }
                 for fault in self.faults
             ],
@@ -223,6 +247,10 @@ def make(options: Options, phases: Sequence[str], jobs: Sequence[dict[str, Any]]
         faults += _even("term", max(3, int(options.seconds * TERMS_PER_SECOND)), options, source)
     if "lock" in options.nemeses:
         faults += _even("lock", max(1, int(options.seconds * LOCKS_PER_SECOND)), options, source)
+    if "clock" in options.nemeses:
+        faults += _steps(options, source)
+    if "io" in options.nemeses:
+        faults += _failures(options, source)
     return Plan(
         options=options,
         operations=workload.make(
@@ -230,6 +258,7 @@ def make(options: Options, phases: Sequence[str], jobs: Sequence[dict[str, Any]]
             producers=options.producers,
             seconds=options.seconds * STRETCH,
             trouble="handler" in options.nemeses,
+            delays="clock" in options.nemeses,
             jobs=jobs,
         ),
         faults=sorted(faults, key=lambda fault: fault.at_ms),
@@ -255,6 +284,44 @@ def _spread(
             draw=round(source.random(), 4),
         )
         for number, phase in enumerate(aims)
+    ]
+
+
+def _steps(options: Options, source: random.Random) -> list[Fault]:
+    """Set the clock back in the first half of each of several equal parts of the run."""
+    count = max(STEPS_MIN, int(options.seconds * STEPS_PER_SECOND))
+    gap_ms = options.seconds * 1_000 / count
+    return [
+        Fault(
+            fault="clock",
+            at_ms=int(gap_ms * (number + source.random() / 2)),
+            length_ms=min(source.randrange(*STEP_LENGTH_MS), int(gap_ms / 2)),
+            step_ms=STEP_MS,
+        )
+        for number in range(count)
+    ]
+
+
+def _failures(options: Options, source: random.Random) -> list[Fault]:
+    """Let each call fail with each error, on its files in turn, in an order of the seed's."""
+    rounds = max(1, int(options.seconds / IO_ROUND_SECONDS))
+    cells = [
+        (call, files[(turn * len(IO_ERRORS) + number) % len(files)], error)
+        for turn in range(rounds)
+        for call, files in IO_FILES.items()
+        for number, error in enumerate(IO_ERRORS)
+    ]
+    source.shuffle(cells)
+    gap_ms = options.seconds * 1_000 / len(cells)
+    return [
+        Fault(
+            fault="io",
+            at_ms=int(gap_ms * (number + source.random())),
+            call=call,
+            file=file,
+            error=error,
+        )
+        for number, (call, file, error) in enumerate(cells)
     ]
 
 

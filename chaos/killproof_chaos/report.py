@@ -16,7 +16,7 @@ from typing import Any, Final
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from killproof_chaos import report_plots, report_words
+from killproof_chaos import report_words, summary
 from killproof_chaos.report_figures import MARKS_MAX, Figures, figures_of
 from killproof_chaos.report_markdown import markdown
 from killproof_chaos.report_witness import EVENTS_MAX, Timeline, timeline_of
@@ -194,12 +194,15 @@ def _page(
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"ms": report_words.duration, "counted": report_words.counted}
+    environment.filters |= {"ms": report_words.duration, "counted": summary.counted}
     reasons, reasons_left_out = report_words.reasons(record)
     bound = evidence.contract.parameters.get("recovery_ms")
     obligations = run.get("obligations") or {}
     met = set(obligations.get("hit", ()))
     missed = record["coverage"]["missed"]
+    # Not at the top: the chart library takes a second to import, and each command would pay it.
+    from killproof_chaos import report_plots
+
     return environment.get_template("report.html.j2").render(
         record=record,
         run=run,

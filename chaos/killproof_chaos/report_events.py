@@ -40,11 +40,13 @@ FAULTS: Final = {
     "term": ("▽", "is asked to stop (SIGTERM)"),
     "handler-exit": ("✗", "has exited inside the handler"),
     "handler-abort": ("✗", "has aborted inside the handler"),
+    "io": ("!", "has a disk call fail"),
+    "io-end": ("✗", "has ended after a disk call failed"),
     "died": ("✗", "has died, and nothing tells why"),
 }
 #: Doubt about a time of the audit, ns: it is kept in whole milliseconds.
 AUDIT_NS: Final = 2e6
-ENDINGS: Final = frozenset(FAULTS) - {"pause", "term"}
+ENDINGS: Final = frozenset(FAULTS) - {"pause", "term", "io"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

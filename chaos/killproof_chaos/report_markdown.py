@@ -8,7 +8,7 @@ first one is told in full.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from killproof_chaos import report_words
+from killproof_chaos import report_words, summary
 from killproof_chaos.report_figures import SAME_FAULT, Bin, Figures
 from killproof_evidence.finding import VIOLATED
 from killproof_evidence.judge import render_rows
@@ -119,7 +119,7 @@ def _machine(record: Mapping[str, Any]) -> str:
     environment = record.get("environment") or {}
     found = [environment.get("machine"), environment.get("cpu")]
     cores = environment.get("cores")
-    found.append(report_words.counted(cores, "core") if isinstance(cores, int) else None)
+    found.append(summary.counted(cores, "core") if isinstance(cores, int) else None)
     return ", ".join(str(value) for value in found if value is not None) or "not told"
 
 
@@ -145,7 +145,7 @@ def _promises(record: Mapping[str, Any]) -> str:
     for row in render_rows(record):
         verdict = f"{report_words.mark(row.verdict)} {report_words.WORDS[row.verdict]}"
         checked = f"{row.checked:,}" if row.checked else ""
-        rows.append((row.sentence, verdict, checked, " ".join(row.properties)))
+        rows.append((row.sentence, verdict, checked, row.names))
     return table(("promise", "verdict", "cases checked", ""), rows)
 
 

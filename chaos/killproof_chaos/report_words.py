@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from killproof_chaos.plan import NEMESES
-from killproof_chaos.summary import MARKS
+from killproof_chaos.summary import MARKS, counted, extent
 from killproof_evidence.judge import PROPERTIES
 
 Record = Mapping[str, Any]
@@ -31,6 +31,8 @@ NEMESIS_WORDS: Final = {
     "term": "asking workers to stop",
     "handler": "handlers that fail, hang or take their worker with them",
     "lock": "another program that holds the write lock",
+    "clock": "stepping the wall clock",
+    "io": "letting disk calls fail",
 }
 SENTENCES: Final = {entry.number: entry.sentence for entry in PROPERTIES}
 #: Three over the number of cases bounds, with 95%, the rate of what was never seen in them.
@@ -49,35 +51,14 @@ def verdict_sentence(record: Record) -> str:
     ...     "jobs": {"enqueued": 1312}, "properties": {}, "unknown_because": []})
     'No violation found in 212 kills, 44 pauses, 1,312 jobs.'
     """
-    extent = extent_of(record)
+    tried = extent(record)
     if record["verdict"] == "pass":
-        return f"No violation found in {extent}."
+        return f"No violation found in {tried}."
     if record["verdict"] == "violated":
         broken = [n for n, found in record["properties"].items() if found["verdict"] == "violated"]
         were = "promise was" if len(broken) == 1 else "promises were"
-        return f"{len(broken)} {were} broken in {extent}."
-    return f"Unknown: no violation found in {extent}, but the evidence is not enough."
-
-
-def extent_of(record: Record) -> str:
-    """Return what a run has been through."""
-    counts, jobs = record["counts"], record["jobs"]
-    return ", ".join(
-        (
-            counted(counts.get("kills", 0), "kill"),
-            counted(counts.get("pauses", 0), "pause"),
-            counted(jobs.get("enqueued", 0), "job"),
-        )
-    )
-
-
-def counted(count: int, noun: str) -> str:
-    """Return a number with its noun.
-
-    >>> counted(1, "kill"), counted(1312, "job")
-    ('1 kill', '1,312 jobs')
-    """
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+        return f"{len(broken)} {were} broken in {tried}."
+    return f"Unknown: no violation found in {tried}, but the evidence is not enough."
 
 
 def duration(ms: float | None) -> str:
@@ -161,8 +142,6 @@ def _engine_limits(record: Record) -> Iterable[str]:
     for engine, numbers in by.items():
         told = "; ".join(f"{SENTENCES.get(number, number)} ({number})" for number in numbers)
         yield f"What only the engine {engine} can judge: {told}."
-    if record.get("engine") == "proc":
-        yield "Disk errors, a full disk, and clocks that are set: none of these was made here."
 
 
 def _nemesis_limits(run: Record) -> Iterable[str]:

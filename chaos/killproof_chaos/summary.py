@@ -26,23 +26,57 @@ STORY_CHARS_MAX: Final = 300
 
 
 def headline(record: Mapping[str, Any]) -> str:
-    """Return the result in one sentence."""
-    counts, jobs = record["counts"], record["jobs"]
-    extent = (
-        f"in {counts.get('kills', 0):,} kills, {counts.get('pauses', 0):,} pauses, "
-        f"{jobs.get('enqueued', 0):,} jobs"
-    )
-    return sentence(record, extent)
-
-
-def sentence(record: Mapping[str, Any], extent: str) -> str:
     """Return the verdict in one sentence, over what the engine has tried ("in 212 kills")."""
+    tried = f"in {extent(record)}"
     if record["verdict"] == "pass":
-        return f"{record['target']}: no violation found {extent}"
+        return f"{record['target']}: no violation found {tried}"
     if record["verdict"] == "violated":
         broken = [n for n, found in record["properties"].items() if found["verdict"] == "violated"]
-        return f"{record['target']}: violated {', '.join(broken)}, {extent}"
-    return f"{record['target']}: unknown, {extent}"
+        broken += ["an error that nobody expected"] if record.get("errors") else []
+        return f"{record['target']}: violated {', '.join(broken)}, {tried}"
+    return f"{record['target']}: unknown, {tried}"
+
+
+def extent(record: Mapping[str, Any]) -> str:
+    """Return what was tried; the counts tell which engine it was."""
+    counts, jobs = record["counts"], record["jobs"]
+    if "images" in counts:
+        return (
+            f"{counted(counts['images'], 'power cut')} "
+            f"({counted(counts['distinct'], 'distinct image')}), "
+            f"{counted(counts['acknowledged'], 'acknowledgement')}"
+        )
+    if "schedules" in counts:
+        return (
+            f"{counted(counts['schedules'], 'schedule')} ({counts['distinct']:,} different) of "
+            f"{counted(len(record['scenarios']), 'scenario')}"
+        )
+    if "states" in counts:
+        without = f" without {', '.join(record['without'])}" if record["without"] else ""
+        states = f"{counts['states']:,} states and {counted(counts['steps'], 'step')}"
+        return f"{states} of the protocol{without}"
+    if "errors" in counts:
+        return (
+            f"{counted(counts['kills'], 'kill')} and "
+            f"{counted(counts['errors'], 'failed call')} of "
+            f"{counted(len(record['operations']), 'operation')}, {record['seconds']:.0f} s"
+        )
+    return ", ".join(
+        (
+            counted(counts.get("kills", 0), "kill"),
+            counted(counts.get("pauses", 0), "pause"),
+            counted(jobs.get("enqueued", 0), "job"),
+        )
+    )
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    >>> counted(1, "kill"), counted(1312, "job")
+    ('1 kill', '1,312 jobs')
+    """
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def reasons(record: Mapping[str, Any]) -> list[str]:
@@ -91,7 +125,7 @@ def table(rows: list[Row]) -> Table:
         mark, style = MARKS[row.verdict]
         word = Text(f"{mark} {row.verdict.replace('_', ' ')}", style=style)
         checked = f"{row.checked:,}" if row.checked else ""
-        result.add_row(row.sentence, word, checked, " ".join(row.properties))
+        result.add_row(row.sentence, word, checked, row.names)
     return result
 
 
@@ -100,7 +134,7 @@ def junit(record: Mapping[str, Any], rows: list[Row]) -> bytes:
     suite = ElementTree.Element("testsuite", name=f"killproof chaos {record['target']}")
     failures = skipped = 0
     for row in rows:
-        name = f"{row.sentence} ({' '.join(row.properties)})"
+        name = f"{row.sentence} [{row.names}]"
         case = ElementTree.SubElement(suite, "testcase", classname=record["target"], name=name)
         if row.verdict == "violated":
             failures += 1
@@ -138,9 +172,8 @@ def markdown(record: Mapping[str, Any], rows: list[Row]) -> str:
     ]
     for row in rows:
         mark, _ = MARKS[row.verdict]
-        properties = " ".join(row.properties)
         word = row.verdict.replace("_", " ")
-        lines.append(f"| {row.sentence} | {mark} {word} | {row.checked} | {properties} |")
+        lines.append(f"| {row.sentence} | {mark} {word} | {row.checked} | {row.names} |")
     lines += [""]
     lines += [f"- {story}" for story in stories(record)]
     lines += [f"- unknown because {reason}" for reason in reasons(record)]

@@ -12,7 +12,7 @@ ids and keys, for as long as the run needs jobs.
 import json
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,6 +35,19 @@ PERIOD_MS: Final = 2_000
 BURST_SHARE: Final = 0.65
 #: A maintenance job reaps now and then; a target that cannot is not asked.
 REAP_EVERY: Final = 12
+#: The first jobs of a run with trouble, so that also the shortest meets each kind of it, whatever
+#: else befalls a worker: a word stands twice, for the attempt that a kill takes. Who aborts, or
+#: returns what JSON cannot hold, does so after the effect: the next attempt makes it again.
+SURE: Final = (
+    (("abort", "abort", "sleep:0.002"), "http"),
+    (("unjsonable", "unjsonable", "sleep:0.002"), "http"),
+    (("exit", "exit", "sleep:0.002"), "log"),
+    (("hang:1.6", "sleep:0.002"), "log"),
+    (("permanent",), "log"),
+)
+#: Where the wall clock is stepped: each so many jobs, one waits so long. Short of `WAITING_MS`.
+DELAYED_EVERY: Final = 5
+DELAY_MS: Final = (800, 1_150)
 #: In place of a length: the payload is the user's.
 USERS_BODY: Final = -1
 #: UTF-8 of one to four bytes, so that a payload's length in characters is not its length in bytes.
@@ -131,6 +144,7 @@ def make(
     producers: int,
     seconds: float,
     trouble: bool,
+    delays: bool = False,
     jobs: Sequence[dict[str, Any]] = (),
 ) -> list[list[Operation]]:
     """Return the operations of each producer.
@@ -140,6 +154,7 @@ def make(
         producers: among how many the jobs are dealt.
         seconds: for how long there must be jobs; the run may end earlier.
         trouble: whether handlers raise, hang, exit, abort and return what JSON cannot hold.
+        delays: whether at every moment some job shall wait for its time, also on a slow machine.
         jobs: the user's jobs as `read_jobs` returns them; empty: made up.
     """
     source = random.Random(f"workload {seed}")
@@ -149,6 +164,12 @@ def make(
         at_ms = _in_burst(number * gap_ms)
         name = f"j{number}"
         job = _users(jobs, number, name, source, trouble) if jobs else _mixed(name, source, trouble)
+        scripted = bool(jobs) and "script" in jobs[number % len(jobs)]
+        if trouble and number < 2 * len(SURE) and not scripted:
+            script, sink = SURE[number % len(SURE)]  # Twice: a kill may take the enqueue itself.
+            job = replace(job, script=script, sink=sink, priority=0, delay_ms=0, max_attempts=5)
+        elif delays and number % DELAYED_EVERY == 0 and not jobs:
+            job = replace(job, delay_ms=source.randrange(*DELAY_MS), snooze=False)
         operations = lists[number % producers]
         operations.append(Operation(f="enqueue", at_ms=at_ms, job=job))
         if number % REAP_EVERY == 0:

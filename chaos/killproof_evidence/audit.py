@@ -84,13 +84,16 @@ def dump_audit(database: Path | str, mapping: AuditMapping, path: Path | str) ->
     """
     count = 0
     with closing(sqlite3.connect(database)) as connection, open(path, "w") as file:
-        for record in _records(connection, mapping):
+        for record in audit_records(connection, mapping):
             file.write(json.dumps(record, separators=(",", ":")) + "\n")
             count += 1
     return count
 
 
-def _records(connection: sqlite3.Connection, mapping: AuditMapping) -> Iterator[dict[str, Any]]:
+def audit_records(
+    connection: sqlite3.Connection, mapping: AuditMapping
+) -> Iterator[dict[str, Any]]:
+    """Yield the audit in the contract's words, in commit order, as this connection sees it."""
     query = f"SELECT * FROM {TABLE} ORDER BY seq"  # noqa: S608 - a constant, no input
     for seq, t_ms, job, old, new, *rest in connection.execute(query):
         record = {"seq": seq, "t_ms": t_ms, "job": job, "old": old, "new": new}

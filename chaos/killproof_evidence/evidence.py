@@ -25,6 +25,7 @@ from killproof_evidence.contract import Contract
 from killproof_evidence.finding import Line
 from killproof_evidence.history import History, Malformed, Operation, read_history
 from killproof_evidence.store import Store
+from killproof_evidence.wall_clock import CLOCK, WallClock
 
 AUDIT: Final = "audit.jsonl"
 SNAPSHOT: Final = "snapshot.jsonl"
@@ -36,6 +37,8 @@ HTTP: Final = "effects/http.jsonl"
 DEADLY: Final = frozenset({"kill", "producer-kill"})
 #: Handler outcomes that end the process by itself.
 SELF_ENDED: Final = frozenset({"exit", "abort"})
+#: A process that a failing disk call made end: it may stop in the middle of anything.
+GAVE_UP: Final = "io-end"
 #: Faults during which no bound is counted: nobody else could commit, or nobody was watching.
 STANDSTILLS: Final = frozenset({"stall", "lock"})
 #: So many operations are looked through faster than an index is made, and cost no memory.
@@ -50,6 +53,7 @@ LEADS_TO: Final = {
     "nack": {"retryable", "scheduled", "available", "dead", "held"},
     "release": {"available", "scheduled"},
     "snooze": {"available", "scheduled", "retryable"},
+    "hold": {"held"},
 }
 OUTCOMES: Final = frozenset(LEADS_TO)
 
@@ -312,6 +316,7 @@ class Evidence:
         self._by_name: dict[str, Story] = {}
         self._check_files()
         with _no_collector():
+            self.wall_clock = WallClock()
             self.faults = self._read_nemesis()
             self.killed: dict[int, Fault] = {
                 f.pid: f for f in self.faults if f.fault in DEADLY and f.pid is not None
@@ -321,7 +326,9 @@ class Evidence:
             self.history: History = read_history(store, killed=self.killed)
             self.malformed += self.history.malformed
             self._index_history()
-            self.self_ended: dict[int, Line] = {}
+            self.self_ended: dict[int, Line] = {
+                f.pid: f.at for f in self.faults if f.fault == GAVE_UP and f.pid is not None
+            }
             self._read_effects()
             self._read_sinks()
             self.samples = list(self._read_samples())
@@ -331,7 +338,10 @@ class Evidence:
         self._explain_deaths()
         self.stalls = self._intervals()
         self.pauses = self._pauses()
-        self.clock_stepped = False  #: the wall clock and the monotonic one parted in the run
+        self._longest_ns = max(
+            (op.t_end - op.t for op in self.history.operations if op.t_end is not None), default=0
+        )
+        self.clock_stepped = False  #: the clocks parted in the run, and no step on record says why
         self.wall_offset_ns = self._wall_offset()
 
     # --- Questions that several checkers ask.
@@ -376,12 +386,27 @@ class Evidence:
         return self.last_seen.get(pid, 0)
 
     def monotonic(self, t_ms: int) -> int:
-        """Return a wall clock time in ms as CLOCK_MONOTONIC ns, as near as can be told."""
-        return t_ms * 1_000_000 - self.wall_offset_ns
+        """Return a time that a process was told, in ms, as CLOCK_MONOTONIC ns, as near as known."""
+        return self.wall_clock.true_ms(t_ms) * 1_000_000 - self.wall_offset_ns
 
     def moment(self, t_ms: int) -> int | None:
         """Return the same, or None where nothing ties the two clocks together for certain."""
         return None if self.clock_stepped or not self.wall_offset_ns else self.monotonic(t_ms)
+
+    def told_in_doubt(self, change: Change) -> bool:
+        """Say whether the wall clock may have been stepped between this commit and its decision.
+
+        An operation reads the clock once, before it has the lock, and the audit reads it again: a
+        step in between makes an honest claim look early. Where it is not known how long before, the
+        longest operation of the run is allowed for.
+        """
+        if not self.wall_clock.steps:
+            return False
+        claim = change.story.claim_of(change.fence) if change.takes else None
+        if claim is not None and claim.t_end is not None:
+            return self.wall_clock.stepped(claim.t, claim.t_end)
+        moment = self.monotonic(change.t_ms)
+        return self.wall_clock.stepped(moment - self._longest_ns - STEP_NS, moment + STEP_NS)
 
     # --- Reading.
 
@@ -423,10 +448,13 @@ class Evidence:
 
     def _read_nemesis(self) -> list[Fault]:
         faults = []
+        steps = []
         for line, record in self.store.read(self.store.nemesis):
             if record is None or "fault" not in record or "t" not in record:
                 self._bad(NEMESIS, line, "torn, or without a fault and a time")
                 continue
+            if record["fault"] == CLOCK:
+                steps.append(record)
             faults.append(
                 Fault(
                     line=line,
@@ -437,6 +465,10 @@ class Evidence:
                     hit=bool(record.get("hit")),
                 )
             )
+        try:
+            self.wall_clock = WallClock.of_records(steps)
+        except (KeyError, TypeError) as error:
+            self._bad(NEMESIS, 0, f"a step of the clock with a missing or wrong field ({error})")
         return faults
 
     def _read_audit(self) -> None:
@@ -649,8 +681,9 @@ class Evidence:
             else:
                 continue
             if op is not None and op.type == "ok" and op.t_end is not None:
-                low = max(low, change.t_ms * 1_000_000 - op.t_end)
-                high = min(high, (change.t_ms + 1) * 1_000_000 - op.t)
+                true_ms = self.wall_clock.true_ms(change.t_ms)
+                low = max(low, true_ms * 1_000_000 - op.t_end)
+                high = min(high, (true_ms + 1) * 1_000_000 - op.t)
         if low > high + STEP_NS:
             self.clock_stepped = True
         return 0 if high == FOREVER else (low + high) // 2

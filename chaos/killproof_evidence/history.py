@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from killproof_evidence.records import RecordWriter, read_records, without_alarms
+from killproof_evidence.records import RecordWriter, without_alarms
 
 if TYPE_CHECKING:
     from killproof_evidence.store import Store
 
 #: Every operation that a history may hold. `exit` is the end of a process, in order.
 OPERATIONS: Final = frozenset(
-    {"enqueue", "claim", "extend", "ack", "nack", "release", "snooze"}
+    {"enqueue", "claim", "extend", "ack", "nack", "release", "snooze", "hold"}
     | {"reap", "cancel", "replay", "exit"}
 )
 COMPLETIONS: Final = frozenset({"ok", "fail", "info"})
@@ -218,7 +218,7 @@ def read_history(store: "Store", *, killed: Iterable[int] = ()) -> History:
         killed=frozenset(killed),
     )
     for path in store.history_files():
-        _File(f"history/{path.name}", history).read(path)
+        _File(f"history/{path.name}", history).read(store.read(path))
     return history
 
 
@@ -235,11 +235,11 @@ class _File:
         self._pid = 0
         self._names: dict[str, str] = {}
 
-    def read(self, path: Path) -> None:
+    def read(self, records: Iterable[tuple[int, dict[str, Any] | None]]) -> None:
         """Read the whole file into the history."""
         line = 0
         torn = 0
-        for line, record in read_records(path):
+        for line, record in records:
             if torn:
                 self._bad(torn, "not a JSON object")
             torn = 0

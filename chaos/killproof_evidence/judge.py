@@ -6,7 +6,7 @@ missed, a promise that this engine judges has no evidence, or the supervisor was
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -78,7 +78,7 @@ PROPERTIES: Final = (
     Property(
         number="P6",
         sentence="No effect happens twice",
-        engines=("proc", "crash", "disk", "sim"),
+        engines=("proc", "crash", "disk", "sim", "model"),
         sources=("history", "effects", "nemesis", "snapshot"),
     ),
     Property(
@@ -114,7 +114,7 @@ PROPERTIES: Final = (
     Property(
         number="P12",
         sentence="One key has at most one live job",
-        engines=("proc", "crash", "disk", "sim"),
+        engines=("proc", "crash", "disk", "sim", "model"),
         sources=("history", "audit", "snapshot"),
     ),
     Property(
@@ -132,19 +132,19 @@ PROPERTIES: Final = (
     Property(
         number="P15",
         sentence="A cancelled job does not start",
-        engines=("proc", "sim"),
+        engines=("proc", "sim", "model"),
         sources=("history", "audit", "effects"),
     ),
     Property(
         number="P16",
         sentence="The file is whole, and no lock error reaches a caller",
-        engines=("proc", "crash", "disk"),
+        engines=("proc", "crash", "disk", "sim"),
         sources=("history",),
     ),
     Property(
         number="P17",
         sentence="Every job ends once the faults stop",
-        engines=("proc", "crash", "sim"),
+        engines=("proc", "crash", "sim", "model"),
         sources=("history", "snapshot", "nemesis", "audit"),
         time_bound=True,
     ),
@@ -195,6 +195,8 @@ PROPERTIES: Final = (
     ),
 )
 
+_ENGINES: Final = frozenset(name for p in PROPERTIES for name in p.engines)
+
 #: The first rows of every table: what people ask first, and the promises that answer it.
 HEADLINES: Final = (
     ("No job is lost", ("P1", "P3", "P17")),
@@ -223,6 +225,7 @@ class Row:
     checked: int
     detail: str  #: the first witness, the reason, or who can judge it
     properties: tuple[str, ...]
+    names: str  #: the numbers; those that the verdict does not rest on stand in brackets
 
 
 def judge(
@@ -244,7 +247,7 @@ def judge(
     """
     store = store if isinstance(store, Store) else Store(store)
     evidence = Evidence(store)
-    findings = {p.number: _find(evidence, p, checkers) for p in PROPERTIES}
+    findings = findings_of(evidence, checkers)
     because = _unknown_because(evidence, findings)
     words = {finding.verdict for finding in findings.values()}
     verdict = VIOLATED if VIOLATED in words else UNKNOWN if because else PASS
@@ -254,13 +257,22 @@ def judge(
     return Verdict(verdict=verdict, record=record)
 
 
+def findings_of(
+    evidence: Evidence,
+    checkers: Mapping[str, Checker] = CHECKERS,
+    only: Collection[str] | None = None,
+) -> dict[str, Finding]:
+    """Return what each checker says of the evidence, by promise; `only` names those to ask."""
+    asked = (p for p in PROPERTIES if only is None or p.number in only)
+    return {p.number: _find(evidence, p, checkers) for p in asked}
+
+
 def _find(evidence: Evidence, of: Property, checkers: Mapping[str, Checker]) -> Finding:
     if not evidence.contract.promised(of.number):
         return Finding(verdict=NOT_PROMISED)
     checker = checkers.get(of.number)
     engine = evidence.run.get("engine", "proc")
-    known = {name for p in PROPERTIES for name in p.engines}
-    if checker is None or (engine in known and engine not in of.engines):
+    if checker is None or (engine in _ENGINES and engine not in of.engines):
         return Finding(verdict=NOT_JUDGED, by=of.engines[0])
     try:
         finding = checker(evidence)
@@ -455,4 +467,20 @@ def _row(sentence: str, numbers: tuple[str, ...], properties: Mapping[str, Any])
         checked=sum(p["checked"] for p in found),
         detail=detail,
         properties=numbers,
+        names=_names(numbers, verdict, properties),
     )
+
+
+def _names(numbers: tuple[str, ...], verdict: str, properties: Mapping[str, Any]) -> str:
+    """Name the promises of a row: a pass of one of them must not read as a pass of all."""
+    rests: list[str] = []
+    others: dict[str, list[str]] = {}
+    for number in numbers:
+        found = properties.get(number, {"verdict": NOT_JUDGED})
+        if found["verdict"] in (NOT_JUDGED, NOT_PROMISED) and found["verdict"] != verdict:
+            by = f"by {found['by']}" if found.get("by") else found["verdict"].replace("_", " ")
+            others.setdefault(by, []).append(number)
+        else:
+            rests.append(number)
+    beside = "; ".join(f"{' '.join(names)} {why}" for why, names in others.items())
+    return " ".join(rests) + (f" ({beside})" if beside else "")

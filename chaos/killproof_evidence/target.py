@@ -165,6 +165,27 @@ class SteppedTarget(HostedTarget, Protocol):
     sync_points: frozenset[str]
 
 
+class RepairableTarget(Target, Protocol):
+    """Any level: after a disk error the queue stops, and its documents tell how to bring it back.
+
+    The engine `proc` uses both when it lets disk calls fail; a queue without them must go on by
+    itself.
+    """
+
+    def stopped(self, place: Path) -> bool:
+        """Say whether the queue has stopped; asked often, while its processes live.
+
+        To be told from outside: a file's existence, never by opening the database.
+        """
+
+    def repair(self, place: Path) -> None:
+        """Do what the documents tell an operator to do; nobody has the file open.
+
+        Called after a stop and once at the end of the faults, so it must do nothing to a queue
+        that has not stopped. Whatever it raises is reported, and no pass is possible then.
+        """
+
+
 def level(target: Target) -> int:
     """Return the highest level whose members the target gives, 0 to 3."""
     if getattr(target, "audit", None) is None:

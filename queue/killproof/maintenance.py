@@ -14,6 +14,9 @@ before the marker goes.
 
 import os
 import sqlite3
+import struct
+import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -24,7 +27,7 @@ from urllib.parse import quote
 from killproof.core import barrier
 from killproof.core.clock import Clock, SystemClock
 from killproof.core.database import LOG_BYTES_KEPT
-from killproof.core.errors import DatabaseBusy, FileRefused, KillproofError
+from killproof.core.errors import DatabaseBusy, FileRefused, KillproofError, StorageFailed
 from killproof.core.jobs import Queue
 from killproof.wording import size_of
 
@@ -41,6 +44,22 @@ WAL_RESET_FIXED: Final = (
 )
 #: A log larger than what is kept after a reset: a reader pins it, or nobody checkpoints.
 LOG_BYTES_WARN: Final = 2 * LOG_BYTES_KEPT
+#: Who holds a snapshot through so many looks, so far apart, is a reader that pins the log.
+LOOKS: Final = 4
+LOOK_SECONDS: Final = 0.03
+LOOK_SECONDS_MAX: Final = 10.0
+#: The bytes of the -shm file that stand for the five read marks.  Source: SQLite's wal.c,
+#: WALINDEX_LOCK_OFFSET and WAL_READ_LOCK.
+READ_MARKS: Final = range(123, 128)
+#: SQLite's answers, in a repair, that accuse the disk; it opens a file to read only after an error.
+DISK_ERRORS: Final = frozenset(
+    {
+        *(sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL),
+        *(sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY),
+    }
+)
+#: The head of the -shm file: two copies of the header, then what checkpoints know.
+INDEX_HEAD_BYTES: Final = 136
 #: Free space below which a checkpoint, which writes both files at once, may not fit.
 FREE_BYTES_WARN: Final = 1 << 30
 FREE_BYTES_FAIL: Final = 64 << 20
@@ -113,6 +132,7 @@ def repair(path: str | os.PathLike[str]) -> list[Check]:
     Raises:
         FileRefused: it is missing, somebody is still connected, or the file is damaged: the marker
             stays; definite.
+        StorageFailed: the disk fails still; repair again.
     """
     place = os.path.realpath(path)
     if not os.path.isfile(place):
@@ -128,19 +148,29 @@ def repair(path: str | os.PathLike[str]) -> list[Check]:
             raise FileRefused(
                 f"{place} is open in another process: end all of them, then repair"
             ) from error
+        if error.sqlite_errorcode & 0xFF in DISK_ERRORS:
+            raise _fails_still(place, error) from error
         frames, problem = 0, str(error)
     if problem != "ok":
         raise FileRefused(
             f"{place} is damaged ({problem}): restore it from a backup; the marker stays"
         )
-    barrier.sync_directory(place)
-    os.unlink(f"{place}.failed")
-    barrier.sync_directory(place)
+    try:
+        barrier.sync_directory(place)
+        os.unlink(f"{place}.failed")
+        barrier.sync_directory(place)
+    except OSError as error:
+        raise _fails_still(place, error) from error
     return [
         Check(name="log", status="ok", text=f"{frames} frames were sound and are in the database"),
         Check(name="integrity", status="ok", text="integrity_check: ok"),
         Check(name="marker", status="ok", text="removed: the queue may be opened again"),
     ]
+
+
+def _fails_still(place: str, error: Exception) -> StorageFailed:
+    """Say of an error during a repair that it accuses the disk, not what is in the file."""
+    return StorageFailed(f"{place}: the disk fails still ({error}): see to it, then repair again")
 
 
 def _recover(connection: sqlite3.Connection) -> tuple[int, str]:
@@ -238,11 +268,70 @@ def _log(place: str) -> Check:
         size = os.stat(f"{place}-wal").st_size
     except FileNotFoundError:
         return Check(name="log", status="ok", text="no write-ahead log: nobody is connected")
+    text = f"write-ahead log of {size_of(size)}{_pages(place)}"
+    readers = _readers(place)
+    if readers:
+        text += f"; read without a pause by {', '.join(readers)}"
     if size > LOG_BYTES_WARN:
         remedy = "end the program that keeps a read transaction open; look for stopped workers"
-        text = f"the write-ahead log has {size_of(size)}: it is not being reset"
+        text += ": it is not being reset"
         return Check(name="log", status="warn", text=text, remedy=remedy)
-    return Check(name="log", status="ok", text=f"write-ahead log of {size_of(size)}")
+    return Check(name="log", status="ok", text=text)
+
+
+def _pages(place: str) -> str:
+    """Return what the index of the log says about its pages; '' if it says nothing.
+
+    A process of its own reads the index: this one may hold connections, whose locks would be gone
+    when it closed that file.
+    """
+    command = ["head", "-c", str(INDEX_HEAD_BYTES), f"{place}-shm"]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=LOOK_SECONDS_MAX)
+        (logged,) = struct.unpack_from("=I", done.stdout, 16)  # mxFrame
+        (copied,) = struct.unpack_from("=I", done.stdout, 96)  # nBackfill
+    except (OSError, subprocess.TimeoutExpired, struct.error):
+        return ""
+    return f", {logged} pages in it, {copied} of them in the database already"
+
+
+def _readers(place: str) -> list[str]:
+    """Return who holds one snapshot for as long as this looks: `pid 123 (name)`.
+
+    A read transaction is a lock on one of five bytes of the index; the kernel lists it.  Workers
+    read for less than a millisecond at a time, so that several looks tell them apart.
+    """
+    held = _read_locks(place)
+    for _ in range(LOOKS - 1):
+        if not held:
+            break
+        time.sleep(LOOK_SECONDS)
+        held &= _read_locks(place)
+    return [f"pid {pid} ({_name_of(pid)})" for pid in sorted({pid for pid, _ in held})]
+
+
+def _read_locks(place: str) -> set[tuple[int, int]]:
+    """Return (pid, byte) of each read mark of the log that is locked now."""
+    try:
+        status = os.stat(f"{place}-shm")
+        lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return set()
+    device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    found = set()
+    for line in lines:
+        fields = line.split()
+        # "1: POSIX ADVISORY READ 123 fe:00:2179289 124 124"; who waits has an arrow in between.
+        if len(fields) == 8 and fields[1] == "POSIX" and fields[5] == device:
+            found |= {(int(fields[4]), byte) for byte in READ_MARKS if fields[6] == str(byte)}
+    return found
+
+
+def _name_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return "ended"
 
 
 def _contents(place: str, clock: Clock) -> Iterator[Check]:

@@ -211,6 +211,7 @@ class Run:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.now = 1_000 * MS
+        self.offset_ms = 0  # Of the wall clock that the processes are told.
         self.promises: dict[str, bool | str] = dict.fromkeys(PROMISE_NAMES[:21], True)
         self.promises |= {"P1": "process", "P6": "transaction"}
         self.parameters: dict[str, Any] = dict(PARAMETERS)
@@ -278,6 +279,14 @@ class Run:
         self.strikes("stall", t_end=self.now + (ms + 1) * MS)
         self.passes(ms)
 
+    def steps_clock(self, offset_ms: int) -> None:
+        """Set the wall clock of all processes to so much beside the true time."""
+        before_ms, true_ms = self.offset_ms, self.wall_ms - self.offset_ms
+        facts = {"wall_ms": true_ms, "before_ms": before_ms, "offset_ms": offset_ms}
+        self.strikes("clock", None, t_end=self.now + MS, **facts)
+        self.tick()
+        self.offset_ms = offset_ms
+
     def heals(self) -> None:
         self.strikes("heal")
 
@@ -289,7 +298,7 @@ class Run:
 
     @property
     def wall_ms(self) -> int:
-        return WALL_MS + self.now // MS
+        return WALL_MS + self.now // MS + self.offset_ms
 
     def store(self) -> Store:
         """Write the store; every process that still lives ends in order, a while later."""

@@ -375,6 +375,26 @@ def test_a_replayed_job_may_run_at_once(run: "Run", producer: "Process", worker:
     assert run.verdict("P9") == "pass"
 
 
+def test_a_replay_that_was_asked_for_before_the_failure_may_take_effect_after_it(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    job = producer.enqueues("a")
+    worker.claims(job)
+    worker.runs(job, "raise")
+    producer.invokes("replay", job=job)
+    worker.nacks(job, "dead")
+    job.forgiven = job.attempts
+    run.commits(job, "available")
+    worker.claims(job)
+    producer.hears("ok", value=True)
+    worker.runs(job, "raise")
+    worker.nacks(job)
+    run.passes(60)
+    worker.claims(job)
+
+    assert run.verdict("P9") == "pass"
+
+
 def test_a_poison_job_is_judged_by_an_index_as_a_small_one_is_without(
     run: "Run", producer: "Process", worker: "Process"
 ) -> None:

@@ -15,6 +15,8 @@ from killproof_evidence.finding import WITNESSES_MAX, Finding
 from killproof_evidence.judge import HEADLINES, PROPERTIES, judge, render_rows
 from killproof_evidence.store import Store
 
+pytestmark = pytest.mark.xdist_group("judge")  # What they share is made once.
+
 if TYPE_CHECKING:
     from tests.checkers.conftest import Run
 
@@ -449,6 +451,18 @@ def test_a_row_is_as_bad_as_its_worst_promise(run: "Run") -> None:
 
     assert first.verdict == "unknown"
     assert first.detail == "the run has no heal phase"
+
+
+def test_a_pass_of_one_promise_does_not_read_as_a_pass_of_all(run: "Run") -> None:
+    healthy(run)
+    run.promises["P3"] = False
+    record = run.judged().record
+    record["properties"]["P17"] = {"verdict": "not_judged", "checked": 0, "by": "proc"}
+
+    first, second, *_ = render_rows(record)
+
+    assert (first.verdict, first.names) == ("pass", "P1 (P3 not promised; P17 by proc)")
+    assert second.names == "P6"
 
 
 # --- Sensitivity.

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from killproof_chaos.gallery import adapter
+from killproof_chaos.gallery import Fault, adapter
+from killproof_chaos.plan import NEMESES
 from killproof_chaos.targets import minimal_queue
 from killproof_chaos.targets.minimal_queue import MinimalQueue
 
@@ -18,15 +19,17 @@ CONTROL_LINES_MAX = 150
 
 
 @pytest.mark.parametrize(
-    ("name", "promise"),
-    [(fault.name, fault.promise) for fault, _ in adapter.QUEUES if fault.engine == "proc"],
+    "fault",
+    [fault for fault, _ in adapter.QUEUES if fault.engine == "proc"],
+    ids=lambda fault: str(fault.name),
 )
 def test_a_broken_queue_is_violated_by_the_property_that_it_breaks(
-    place: Path, name: str, promise: str
+    place: Path, fault: Fault
 ) -> None:
+    nemesis = ("--nemesis", fault.nemesis) if fault.nemesis else ()
     done = subprocess.run(
-        [sys.executable, "-m", "killproof", "chaos", "run", "--target", name, *BUDGET,
-         "--seed", "11", "--store", "run", "--json"],
+        [sys.executable, "-m", "killproof", "chaos", "run", "--target", fault.name, *BUDGET,
+         *nemesis, "--seed", "11", "--store", "run", "--json"],
         cwd=place,
         env=os.environ | {"NO_COLOR": "1"},
         capture_output=True,
@@ -36,15 +39,16 @@ def test_a_broken_queue_is_violated_by_the_property_that_it_breaks(
 
     assert done.returncode == 1, done.stderr
     verdict = json.loads(done.stdout)
-    found = verdict["properties"][promise]
+    found = verdict["properties"][fault.promise]
     assert found["verdict"] == "violated"
     assert found["witnesses"][0]["lines"], "a violation is proven by the lines it was seen in"
 
 
 def test_the_control_breaks_nothing_under_the_same_budget(place: Path) -> None:
+    """Under every nemesis at once, those of the queues above included."""
     done = subprocess.run(
         [sys.executable, "-m", "killproof", "chaos", "run", "--target", "minimal", *BUDGET,
-         "--seed", "11", "--store", "run", "--json"],
+         "--nemesis", ",".join(NEMESES), "--seed", "11", "--store", "run", "--json"],
         cwd=place,
         env=os.environ | {"NO_COLOR": "1"},
         capture_output=True,

@@ -2,19 +2,24 @@
 
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from killproof_chaos.engines.crash import Engine
-from killproof_chaos.engines.crash_points import Point
+from killproof_chaos.engines.crash import Engine, Turn
+from killproof_chaos.engines.crash_life import LIVES
+from killproof_chaos.engines.crash_pool import Pool
 from killproof_chaos.shim.build import ShimUnavailable, build
 from killproof_evidence.store import Store
 
 SECONDS_MAX = 120.0
+TARGETS = Path(__file__).with_name("targets")
 
 try:
     build()
@@ -37,6 +42,10 @@ def crash(
     )  # fmt: skip
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout)
+
+
+def no_show(turn: Turn) -> None:
+    """Show nobody how far the engine is."""
 
 
 @pytest.mark.parametrize(
@@ -63,48 +72,154 @@ def test_a_broken_queue_is_found_by_its_property_in_the_operation_that_breaks(
     assert (place / "run" / line["file"]).exists(), "the store of the point is kept"
 
 
-@pytest.mark.parametrize(("target", "operation"), [("minimal", "ack"), ("killproof", "completing")])
+@pytest.mark.parametrize(
+    ("target", "operation", "errors"),
+    [
+        ("minimal", "ack", True),
+        ("killproof", "repair", True),
+        ("killproof", "completing_beside_a_peer", False),
+    ],
+)
 def test_a_whole_queue_passes_at_every_call_of_an_operation(
-    place: Path, target: str, operation: str
+    place: Path, target: str, operation: str, errors: bool
 ) -> None:
-    code, verdict = crash(place, target, operation)
+    shown: list[Turn] = []
+    store = Store.create(place / "run")
 
-    assert (code, verdict["unknown_because"]) == (0, [])
-    (row,) = verdict["operations"]
-    assert verdict["counts"]["kills"] == 2 * len(row["calls"]) > 10
-    assert all({"before", "after"} <= set(call["verdicts"]) for call in row["calls"])
+    verdict = Engine(target, [operation], store, shown.append, errors=errors).run()
+
+    assert (verdict["verdict"], verdict["unknown_because"]) == ("pass", [])
+    calls = verdict["operations"][0]["calls"]
+    assert verdict["counts"]["kills"] == 2 * len(calls) > 10
+    assert all({"before", "after"} <= set(call["verdicts"]) for call in calls)
     assert verdict["coverage"]["missed"] == []
+    assert verdict["counts"]["workers"] > 0, "a worker started by its command line recovers too"
     told = [
         json.loads(line)
         for line in (place / "run/points.jsonl").read_text(encoding="utf-8").splitlines()
     ]
     assert {point["status"] for point in told if point["fault"] in ("before", "after")} == {9}
+    assert (shown[-1].done, shown[-1].total) == (len(told) - 1,) * 2
+
+
+class First(Engine):
+    """Fails the first call of an operation alone."""
+
+    def _count(self, pool: Pool) -> None:
+        super()._count(pool)
+        for counted in self._counted.values():
+            del counted.calls[1:]
+
+
+def test_a_file_that_could_only_be_opened_to_read_is_refused_at_its_open(place: Path) -> None:
+    """SQLite opens to read only where the first open has failed, and says nothing."""
+    store = Store.create(place / "run")
+
+    verdict = First("minimal", ["open"], store, no_show, lanes=1).run()
+
+    assert (verdict["verdict"], verdict["unknown_because"]) == ("pass", [])
+    assert verdict["faults"]["EIO"] == 1
 
 
 class Beyond(Engine):
-    """Believes that the operation makes one call more than it does."""
+    """Waits for calls that no process makes: the kill is switched off."""
 
-    def _count(self, pool: Any) -> None:
+    def _count(self, pool: Pool) -> None:
         super()._count(pool)
         for counted in self._counted.values():
-            counted.calls = [*counted.calls[-1:]] * (len(counted.calls) + 1)
+            counted.calls = [replace(counted.calls[0], number=9_999)]
 
 
-def test_a_point_that_was_not_reached_is_unknown(place: Path) -> None:
-    shown: list[object] = []
+def test_without_a_kill_there_is_no_pass(place: Path) -> None:
     store = Store.create(place / "run")
 
-    verdict = Beyond("minimal", ["late_ack"], store, shown.append, errors=False, lanes=1).run()
+    verdict = Beyond("minimal", ["late_ack"], store, no_show, errors=False, lanes=1).run()
 
     assert verdict["verdict"] == "unknown"
-    last = len(verdict["operations"][0]["calls"])
-    missed = [
-        Point(operation="late_ack", number=last, kind="", file="", fault=fault).name
-        for fault in ("before", "after")
-    ]
-    assert verdict["coverage"]["missed"] == missed
+    assert verdict["coverage"]["missed"] == ["late_ack-1-before", "late_ack-1-after"]
+    assert verdict["coverage"]["hit"] == 0
     assert any("not reached" in reason for reason in verdict["unknown_because"])
-    assert len(shown) == verdict["counts"]["points"]
+
+
+class Sampled(Engine):
+    """Kills at a few calls of a worker that starts a process for each statement."""
+
+    def _count(self, pool: Pool) -> None:
+        super()._count(pool)
+        self.processes = {call.process for one in self._counted.values() for call in one.calls}
+        for counted in self._counted.values():
+            counted.calls = counted.calls[7::45]
+
+
+@pytest.mark.skipif(shutil.which("sqlite3") is None, reason="needs SQLite's own program")
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_queue_in_any_language_is_killed_in_each_process_of_its_worker(
+    place: Path, monkeypatch: pytest.MonkeyPatch, broken: bool
+) -> None:
+    if broken:
+        monkeypatch.setenv("BROKEN", "1")
+    target = str(TARGETS / "shell_queue.py")
+    store = Store.create(place / "run")
+
+    engine = Sampled(target, LIVES[broken:], store, no_show, errors=False)
+    verdict = engine.run()
+
+    assert len(engine.processes) > 3
+    assert verdict["coverage"]["missed"] == []
+    assert verdict["counts"]["workers"] == verdict["counts"]["kills"] > 5
+    if broken:
+        assert verdict["properties"]["P1"]["verdict"] == "violated"
+    else:
+        assert (verdict["verdict"], verdict["unknown_because"]) == ("pass", [])
+
+
+@pytest.mark.parametrize(
+    ("kind", "operation", "errors", "word", "text"),
+    [
+        ("raises", "extend", False, "unknown", "did not do what it is for: its caller was told"),
+        ("silent", "extend", False, "unknown", "extend makes no file call"),
+        ("stale", "ack", False, "violated", "the process that came after: open: RuntimeError"),
+        ("aborts", "ack", True, "violated", "its caller's process was ended by SIGABRT"),
+    ],
+)
+def test_a_queue_that_fails_where_a_harness_may_not_look_is_no_pass(
+    place: Path, monkeypatch: pytest.MonkeyPatch,
+    kind: str, operation: str, errors: bool, word: str, text: str,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("ODD", kind)
+    store = Store.create(place / "run")
+
+    engine = Engine(str(TARGETS / "odd_queue.py"), [operation], store, no_show, errors=errors)
+    verdict = engine.run()
+
+    assert verdict["verdict"] == word
+    stories = [one["story"] for one in verdict["properties"]["P16"]["witnesses"]]
+    assert any(text in story for story in [*stories, *verdict["unknown_because"]])
+
+
+def test_ctrl_c_leaves_a_store_and_the_truth(place: Path) -> None:
+    words = ("--target", "minimal", "--store", "run", "--no-errors")
+    with subprocess.Popen(
+        [sys.executable, "-m", "killproof", "chaos", "crash", *words],
+        cwd=place,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if " left" in line:
+                break
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=SECONDS_MAX)
+
+    assert process.returncode == 2
+    assert "unknown because the run was interrupted" in out
+    verdict = json.loads((place / "run/verdict.json").read_text(encoding="utf-8"))
+    assert (
+        verdict["coverage"]["hit"] + len(verdict["coverage"]["missed"])
+        == (verdict["coverage"]["obliged"])
+    )
 
 
 def test_without_a_compiler_the_verdict_is_unknown_and_says_how_to_get_one(place: Path) -> None:

@@ -16,7 +16,7 @@ from killproof_chaos import plan, targets
 from killproof_chaos.engines.crew import Crew, Process
 from killproof_chaos.engines.finish import prepare
 from killproof_chaos.engines.kernel import kernel_state
-from killproof_chaos.nemesis import Nemesis
+from killproof_chaos.nemesis import LOCKS_AGAIN_MAX, Nemesis
 from killproof_chaos.phases import Board
 from killproof_chaos.plan import Fault, Options
 from killproof_chaos.recording import Recorder
@@ -108,6 +108,20 @@ def test_a_kill_that_is_aimed_at_a_phase_lands_in_it_and_is_a_sigkill(
     assert nemesis.exhausted
 
 
+def test_a_kill_that_is_aimed_while_nobody_lives_hits_the_next_life(stage: Stage) -> None:
+    """Seen in a real run: an aim that came due just after everybody had been killed."""
+    worker = stage.worker()
+    nemesis = stage.nemesis(Fault(fault="kill", at_ms=0, phase="claim.locked"))
+    nemesis.kill(worker, "worker.idle")
+    stage.until(lambda: stage.ended)
+    nemesis.on_end(worker)
+    nemesis.step(1_000)
+    stage.crew.spawn("w1", "worker")
+    stage.until(lambda: len(stage.ended) == 2, nemesis)
+
+    assert [fault["phase"] for fault in stage.faults()] == ["worker.idle", "claim.locked"]
+
+
 @pytest.mark.parametrize(("phase", "holds"), [("claim.locked", True), ("worker.idle", False)])
 def test_a_pause_stops_the_process_at_its_phase_and_lets_it_go_on(
     stage: Stage, phase: str, holds: bool
@@ -149,20 +163,30 @@ def test_a_worker_that_gets_sigterm_ends_in_order(stage: Stage) -> None:
 
 
 def test_another_program_holds_the_write_lock_as_long_as_planned(stage: Stage) -> None:
+    stage.worker()  # It polls, and so has to wait.
     nemesis = stage.nemesis(Fault(fault="lock", at_ms=0, length_ms=300))
     stage.until(lambda: nemesis.exhausted, nemesis)
-    nemesis.step(1_000)
 
-    lock, stall = stage.faults()
+    lock, stall, *_ = stage.faults()
     assert (lock["fault"], stall["fault"], stall["cause"]) == ("lock", "stall", "lock")
     assert lock["t_end"] == stall["t_end"]
-    assert nemesis.hits["lock"] == 1
+    assert nemesis.hits["lock"] >= 1
+
+
+def test_a_lock_that_nobody_had_to_wait_for_is_taken_again_and_not_for_ever(stage: Stage) -> None:
+    nemesis = stage.nemesis(Fault(fault="lock", at_ms=0, length_ms=20))
+    stage.until(lambda: nemesis.exhausted, nemesis)
+
+    assert nemesis.hits["lock"] == 1 + LOCKS_AGAIN_MAX
 
 
 def test_killing_all_leaves_nobody_who_has_the_file_open(stage: Stage) -> None:
     stage.worker()
     stage.crew.spawn("w2", "worker")
     stage.until(lambda: len(stage.crew.of_role("worker")) == 2)
+    client = targets.load("minimal").client(stage.place)
+    client.enqueue("report", {"id": "j1"}, delay=60)
+    client.close()  # The workers have the file open, so the log stays.
     nemesis = stage.nemesis(Fault(fault="kill-all", at_ms=0))
     stage.until(lambda: not stage.crew.of_role("worker"), nemesis)
 
@@ -290,3 +314,21 @@ hook.ready = lambda: os.kill(os.getpid(), signal.SIGTERM)
 Path("history").mkdir(exist_ok=True)
 KillproofTarget().work(Path.cwd())
 """
+
+
+def test_a_process_that_ended_before_it_could_be_watched_gets_no_signal_and_is_told_as_ended(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen under failing disk calls: a worker that cannot open its file is gone at once."""
+
+    def gone(_pid: int) -> int:
+        raise ProcessLookupError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pidfd_open", gone)
+        worker = stage.worker()
+    assert not worker.send(signal.SIGTERM)
+
+    os.kill(worker.pid, signal.SIGKILL)
+    stage.until(lambda: stage.ended)
+    assert worker.state == "ended"

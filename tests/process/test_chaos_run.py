@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from killproof_chaos.engines.kernel import kernel_state
+from killproof_chaos.shim.build import COMPILERS
 
 SECONDS_MAX = 60.0
 SHORT = ("--target", "minimal", "--seconds", "4", "--kills", "8", "--pauses", "4")
@@ -67,14 +68,10 @@ def family(pid: int) -> set[int]:
 def test_a_short_run_hits_every_place_and_finds_minimal_healthy(place: Path) -> None:
     """Covers the whole way: plan, kills, stops, heal, drain, judge, table, report, JUnit."""
     summary = place / "summary.md"
-    for seed in ("1", "2", "3"):  # What a short run owes needs some luck; a violation never passes.
-        shutil.rmtree(place / "run", ignore_errors=True)
-        done = chaos(
-            place, "run", *SHORT, "--seed", seed, "--store", "run", "--junit", "junit.xml",
-            environment={"GITHUB_STEP_SUMMARY": str(summary)},
-        )  # fmt: skip
-        if done.returncode != 2:
-            break
+    done = chaos(
+        place, "run", *SHORT, "--seed", "1", "--store", "run", "--junit", "junit.xml",
+        environment={"GITHUB_STEP_SUMMARY": str(summary)},
+    )  # fmt: skip
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "minimal: no violation found in " in done.stdout
@@ -277,6 +274,8 @@ def test_a_queue_without_hooks_history_or_audit_is_killed_and_judged_on_what_it_
     verdict = json.loads((place / "run/verdict.json").read_text())
     assert verdict["counts"]["kills"] >= 5, done.stdout + done.stderr
     assert verdict["counts"]["pauses"] >= 2
+    assert verdict["faults"]["kill"] >= 1, "a worker that says nothing is struck as well"
+    assert "SIGTERM" not in str(verdict["unknown_because"]), "and asked to stop at the end"
     assert verdict["properties"]["P1"]["verdict"] == "pass", done.stdout + done.stderr
     assert verdict["properties"]["P2"]["verdict"] == "pass"
     assert verdict["properties"]["P5"]["verdict"] == "not_promised"
@@ -349,7 +348,7 @@ def test_the_list_of_targets_says_which_are_broken_and_how(place: Path) -> None:
     assert set(listed) == {
         "killproof", "killproof-process", "minimal", "deletes-at-claim", "ack-without-fence",
         "attempt-not-counted", "effect-and-ack-apart", "synchronous-normal",
-        "acknowledges-before-fsync",
+        "acknowledges-before-fsync", "lease-on-wall-clock", "commit-error-refused",
     }  # fmt: skip
     sound = [name for name, row in listed.items() if not row["broken"]]
     assert sound == ["killproof", "killproof-process", "minimal"]
@@ -358,8 +357,22 @@ def test_the_list_of_targets_says_which_are_broken_and_how(place: Path) -> None:
     assert "P1" in listed["minimal"]["promises"]
 
 
+@pytest.mark.skipif(
+    not any(map(shutil.which, COMPILERS)), reason="there is no C compiler, and the doctor says so"
+)
 def test_the_doctor_finds_this_machine_fit(place: Path) -> None:
     done = chaos(place, "doctor")
 
     assert done.returncode == 0, done.stdout
     assert "BAD" not in done.stdout
+
+
+def test_the_doctor_says_what_cannot_run_without_a_compiler_and_how_to_get_one(
+    place: Path,
+) -> None:
+    nothing = {"PATH": "", "CC": "", "XDG_CACHE_HOME": str(place)}
+    done = chaos(place, "doctor", environment=nothing)
+
+    assert done.returncode == 1, done.stdout
+    assert "BAD  chaos crash, chaos disk, and --nemesis clock and io cannot run" in done.stdout
+    assert "apt-get install gcc" in done.stdout

@@ -525,6 +525,44 @@ def test_a_number_that_became_a_watched_file_is_watched(watched: Control) -> Non
     assert only_process(watched).counts[Kind.WRITE, File.DATABASE] == 5
 
 
+BEHIND_OUR_BACK = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None)
+libc.fdopen.restype = ctypes.c_void_p
+reader, writer = os.pipe()
+os.write(writer, b"known as a pipe")
+libc.fclose(ctypes.c_void_p(libc.fdopen(writer, b"w")))
+number = libc.mkstemp(ctypes.create_string_buffer(os.fsencode(sys.argv[1] + "/payload.XXXXXX")))
+assert number == writer, number
+os.write(number, b"abc")
+os.fsync(number)
+"""
+
+
+def test_a_number_that_libc_itself_closed_and_opened_is_known_for_what_it_is(
+    watched: Control,
+) -> None:
+    assert run(watched, BEHIND_OUR_BACK).stderr == ""
+
+    counts = only_process(watched).counts
+    assert (counts[Kind.WRITE, File.OTHER], counts[Kind.FSYNC, File.OTHER]) == (1, 1)
+
+
+def test_a_file_or_folder_that_is_removed_by_either_name_of_the_call_is_seen(
+    watched: Control,
+) -> None:
+    code = """
+import ctypes, os, sys
+os.chdir(sys.argv[1])
+open("payload", "x").close(); os.mkdir("folder")
+assert [ctypes.CDLL(None).remove(name) for name in (b"payload", b"folder", b"none")] == [0, 0, -1]
+"""
+    assert run(watched, code).stderr == ""
+
+    counts = only_process(watched).counts
+    assert (counts[Kind.UNLINK, File.OTHER], counts[Kind.RMDIR, File.DIRECTORY]) == (2, 1)
+
+
 VFORKS = """
 #define _GNU_SOURCE
 #include <fcntl.h>

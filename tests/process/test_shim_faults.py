@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,33 @@ def test_a_descriptor_is_closed_whatever_close_says(watched: Control) -> None:
 
     with pytest.raises(AssertionError, match="Bad file descriptor"):
         run(watched, closes_twice % "close")
+
+
+FAMILY = """
+import os, sys
+os.chdir(sys.argv[1])
+def write(name):
+    file = os.open(name, os.O_WRONLY | os.O_CREAT)
+    try:
+        os.write(file, b"abc")
+    except OSError as error:
+        print(name, error.errno, flush=True)
+write("parent-wal")
+for name in ("first-wal", "second-wal"):
+    if (child := os.fork()) == 0:
+        write(name)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+def test_a_rule_for_a_slot_is_for_the_process_that_will_have_it(watched: Control) -> None:
+    """A process of a target in any language has no pid before it begins, and begins in order."""
+    watched.set_start_armed(True)
+    rule = failing(Kind.WRITE, File.WAL, errno.EIO)
+    watched.set_rule(replace(rule, slot=2))
+
+    assert run(watched, FAMILY) == f"second-wal {errno.EIO}"
 
 
 def test_a_failure_is_recorded_as_the_shim_s(watched: Control) -> None:
@@ -374,3 +402,31 @@ def test_a_program_in_another_language_is_failed_too(watched: Control) -> None:
     )
 
     assert "database or disk is full" in done.stderr
+
+
+def test_a_file_that_failed_to_open_once_is_written_to_again_at_the_next_call(
+    watched: Control,
+) -> None:
+    """Seen under `--nemesis io`: SQLite falls back to read-only, and the heartbeat kept that."""
+    watched.set_rule(failing(Kind.OPEN, File.DATABASE, errno.EIO))
+    code = """
+import sys, threading
+from killproof import KillproofError, Queue
+from killproof_chaos.shim.notes import Shim
+queue = Queue(sys.argv[1] + "/queue.db")
+lease = queue.enqueue("job", {}) and queue.claim()
+def renew():
+    for _ in range(3):
+        try:
+            queue.extend(lease)
+        except KillproofError as error:
+            print(type(error).__name__, end=" ")
+        else:
+            print("extended", end=" ")
+Shim().arm()
+thread = threading.Thread(target=renew)  # It opens a connection of its own.
+thread.start()
+thread.join()
+"""
+    assert run(watched, code) == "FileRefused extended extended"
+    assert watched.hits() == 1

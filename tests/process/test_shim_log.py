@@ -306,6 +306,9 @@ os.write(file, b"one"); os.write(file, b"three")
 plain = os.open(sys.argv[1] + "/queue.db.failed", os.O_WRONLY)
 os.lseek(plain, 2, 0); os.write(plain, b"xy"); os.writev(plain, [b"z", b"w"])
 fcntl.fcntl(plain, fcntl.F_SETFL, os.O_APPEND); os.write(plain, b"end")
+os.pwrite(file, b"p", 0)  # Linux appends all the same, and moves no descriptor.
+other = os.open(sys.argv[1] + "/queue.db.failed", os.O_WRONLY)
+os.pwritev(other, [b"q"], 0, os.RWF_APPEND)
 """
 
 
@@ -319,6 +322,8 @@ def test_a_write_without_an_offset_is_recorded_with_the_one_it_had(watched: Cont
         (2, 2, b"xy"),
         (4, 4, b"zw"),
         (-1, 8, b"end"),
+        (-1, 11, b"p"),
+        (-1, 12, b"q"),
     ]
 
 
@@ -401,6 +406,16 @@ def test_a_client_in_any_language_notes_with_a_line_in_a_file(
     assert notes == [b"ack 7\n"]
     assert watched.notes is not None
     assert watched.notes.read_bytes() == b"ack 7\n"
+
+
+def test_a_file_of_notes_may_lie_below_the_watched_folder(place: Path) -> None:
+    (place / "db").mkdir()
+    with Control.create(
+        place / "control", watch=place / "db", log=place / "log", notes=place / "db/notes"
+    ) as control:
+        subprocess.run(NOTERS["sh"], env=os.environ | preload_environment(control), check=True)
+
+        assert [r.text for r in log_of(control) if isinstance(r, Note)] == [b"ack 7\n"]
 
 
 def test_a_client_arms_itself_with_a_note(watched: Control) -> None:

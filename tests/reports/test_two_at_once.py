@@ -113,12 +113,12 @@ def check_each_effect_once(place: Path, make: type[Queue], jobs: int) -> None:
 
 
 def test_several_processes_drain_a_thousand_jobs_with_a_thousand_effects(place: Path) -> None:
-    """B11: on SQLite two workers ran one workflow; the dequeue was not serialised."""
+    """B11, B25: two workers ran one workflow on SQLite: select and reserve were not one step."""
     check_each_effect_once(place, Queue, 1_000)
 
 
 def test_a_claim_that_looks_before_it_locks_is_seen_to_run_jobs_twice(place: Path) -> None:
-    """B11, control."""
+    """B11, B25, control."""
     assert fails(check_each_effect_once, place, LooksThenTakes, 100)
 
 
@@ -227,21 +227,13 @@ class JoinsTheWorkers(Queue):
     """Its stalled-job query joins on the workers' table."""
 
 
-class NamedIdentity(_Identity):
-    """An identity that a restarted worker has again."""
-
-    def __init__(self, liveness: Any) -> None:
-        super().__init__(liveness)
-        self.id = "0123456789abcdef" * 2
-
-
 @without(REGISTER=("OR IGNORE", "OR REPLACE"))
 class ReusesItsName(Queue):
     """A restarted worker registers under the name of its former life."""
 
     def _register(self, tx: Any, *, again: bool) -> str:
         if self._identity is None:
-            self._identity = NamedIdentity(self._liveness())
+            self._identity = _Identity(self._liveness(), "0123456789abcdef" * 2)
             again = True
         return super()._register(tx, again=again)
 

@@ -86,7 +86,7 @@ FORGETS = "Queue.release = lambda *_: None; Queue._leave = lambda *_: None"
 def test_a_job_claimed_just_before_sigterm_is_given_back_at_once_and_no_attempt_is_burnt(
     place: Path, guarded: bool
 ) -> None:
-    """B10: the loop was stopped after the claim and before the dispatch."""
+    """B10: the loop was stopped after the claim and before the dispatch; so does the control."""
     with Queue(place / "q.db", durability="process") as queue:
         job_id = queue.enqueue("plain", 1, max_attempts=1)
         worker = start(queue, TERM, "" if guarded else FORGETS)
@@ -120,15 +120,74 @@ def runs_and_takeovers(place: Path, kind: str, *lines: str) -> tuple[list[str], 
 
 @pytest.mark.parametrize("kind", ["async that sleeps", "computes"])
 def test_a_handler_that_blocks_for_five_leases_keeps_its_job(place: Path, kind: str) -> None:
-    """B98: the heartbeat was a task on the very loop that it certifies."""
-    assert runs_and_takeovers(place, kind) == (["start", "end"], 0)
+    """B98, B100: the heartbeat was a task on the very loop that it certifies.
+
+    B19: or there was none, and the lease was written once.
+    """
+    kept = (["start", "end"], 0)
+    for number in range(3):
+        # On a machine so crowded that a thread gets no turn for a sixth of a second, a lease of a
+        # quarter may be lost; a heartbeat that the handler blocks loses it every time.
+        (place / str(number)).mkdir()
+        found = runs_and_takeovers(place / str(number), kind)
+        if found == kept:
+            break
+
+    assert found == kept
 
 
 def test_a_heartbeat_that_the_handler_silences_is_seen_to_lose_the_job(place: Path) -> None:
-    """B98, control."""
+    """B98, B100, B19, control."""
     words, taken = runs_and_takeovers(place, "async that sleeps", SILENT)
 
     assert (words, taken) == (["start"], 1)
+
+
+# B134: stopped at any moment.
+
+#: TERM at this point of the worker's life, whatever it is doing there.
+TERM_AT = """
+def terminate_at(name):
+    if name == {point!r}:
+        os.kill(os.getpid(), signal.SIGTERM)
+sync.hook = terminate_at
+"""
+#: The control: a worker that leaves signals to chance.
+DEAF = "Worker._own_signals = lambda self: None"
+MOMENTS = [
+    "worker.idle",
+    "claim.locked",
+    "claim.synced",
+    "handler.start",
+    "handler.end",
+    "ack.locked",
+]
+
+
+def check_a_stop_ends_in_order(place: Path, point: str, guard: str) -> None:
+    with Queue(place / "q.db", durability="process") as queue:
+        job_id = queue.enqueue("plain", 1, max_attempts=1)
+        worker = start(queue, TERM_AT.format(point=point), guard)
+        assert worker.wait(SECONDS_MAX) == 0, "it did not end in order"
+        job = read(queue, job_id)
+        started = said(queue) == ["start"]
+        assert (job.state, job.failures, job.crashes) == (
+            "succeeded" if started else "available", 0, 0,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("point", MOMENTS)
+def test_a_worker_that_is_stopped_at_any_moment_ends_in_order_with_its_job_whole(
+    place: Path, point: str
+) -> None:
+    """B134: jobs ran on while connections were closed under them."""
+    check_a_stop_ends_in_order(place, point, "")
+
+
+def test_a_worker_that_does_not_own_its_signals_is_seen_to_die(place: Path) -> None:
+    """B134, control."""
+    with pytest.raises(AssertionError, match="in order"):
+        check_a_stop_ends_in_order(place, "claim.locked", DEAF)
 
 
 def test_the_processes_of_these_reports_are_on_the_queue_under_test(place: Path) -> None:

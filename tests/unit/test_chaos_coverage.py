@@ -175,6 +175,18 @@ WAITED = [
     {"t": 600_000_200, "pid": 1, "n": 1, "f": "ack", "type": "ok"},
 ]
 EXIT = [{"t": 900, "pid": 1, "n": 1, "f": "exit", "type": "ok"}]
+STEP = {
+    "t": 1, "t_end": 2, "fault": "clock", "wall_ms": 9_000_000, "before_ms": 0,
+    "offset_ms": -3_600_000, "hit": True,
+}  # fmt: skip
+BACK = STEP | {"wall_ms": 9_001_000, "before_ms": -3_600_000, "offset_ms": 0}
+#: What the audit was told: before the first step, and between the two.
+HELD = {"job": 5, "new": "leased", "fence": 1, "t_ms": 8_999_000}
+HELD_THEN = {"job": 6, "new": "leased", "fence": 1, "t_ms": 5_400_500}
+WAITING = HELD | {"new": "scheduled"}
+WAITING_THEN = HELD_THEN | {"new": "retryable"}
+FAILED = {"t": 1, "fault": "io", "pid": 1, "call": "sync", "error": "EIO", "file": "wal"}
+DOUBT = [{"t": 2, "pid": 1, "n": 1, "f": "ack", "type": "info"}]
 HUNG = [
     {
         "t": 1, "pid": 7, "n": 1, "f": "enqueue", "type": "invoke",
@@ -228,6 +240,14 @@ HUNG = [
         (coverage.WAITED, {"nemesis": [LOCK], "history": WAITED}, "history"),
         (coverage.OUTLASTED, {"nemesis": [LOCK]}, "nemesis"),
         (coverage.REPEATED, {"repeats": [{"job": "j1", "what": "repeated"}]}, "repeats"),
+        (coverage.STEPPED, {"nemesis": [STEP, BACK]}, "nemesis"),
+        (coverage.BACK_LEASED, {"nemesis": [STEP, BACK], "audit": [HELD]}, "audit"),
+        (coverage.FORWARD_LEASED, {"nemesis": [STEP, BACK], "audit": [HELD_THEN]}, "audit"),
+        (coverage.BACK_SCHEDULED, {"nemesis": [STEP, BACK], "audit": [WAITING]}, "audit"),
+        (coverage.FORWARD_SCHEDULED, {"nemesis": [STEP, BACK], "audit": [WAITING_THEN]}, "audit"),
+        (coverage.DOUBTED, {"nemesis": [FAILED], "history": DOUBT}, "history"),
+        (coverage.REPAIRED, {"nemesis": [{"t": 1, "fault": "repair", "hit": True}]}, "nemesis"),
+        (coverage.failure("sync", "EIO"), {"nemesis": [FAILED]}, "nemesis"),
     ],
 )
 def test_each_sometimes_is_met_by_its_evidence_and_not_without_it(
@@ -240,6 +260,22 @@ def test_each_sometimes_is_met_by_its_evidence_and_not_without_it(
 
     assert sentence in coverage.hit(shown, Options(), WHOLE)
     assert sentence not in coverage.hit(bare, Options(), WHOLE)
+
+
+def test_what_held_between_the_steps_is_not_counted_for_the_first_of_them(tmp_path: Path) -> None:
+    store = make_store(tmp_path, nemesis=[STEP, BACK], audit=[HELD_THEN])
+
+    assert coverage.BACK_LEASED not in coverage.hit(store, Options(), WHOLE)
+
+
+def test_each_call_and_error_is_owed_when_calls_are_made_to_fail() -> None:
+    owed = coverage.obliged(targets.load("minimal"), Options(nemeses=("io",)))
+
+    assert {name for name in owed if " failed with " in name} == {
+        f"{call} failed with {error}"
+        for call in ("an open", "a write", "a sync", "a truncate")
+        for error in ("EIO", "ENOSPC")
+    }
 
 
 def test_every_sentence_of_the_manifest_can_be_met() -> None:

@@ -3,6 +3,7 @@
 import base64
 import json
 import zlib
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,46 @@ def test_a_nemesis_that_is_not_chosen_makes_no_fault() -> None:
     assert {fault.fault for fault in made.faults} == {"pause", "lock"}
 
 
+def test_the_clock_is_set_back_and_is_forward_again_before_the_next_step() -> None:
+    for seconds in (1.0, 4.0, 20.0):
+        made = plan.make(Options(seconds=seconds, nemeses=("clock",)), PHASES)
+
+        assert len(made.faults) >= plan.STEPS_MIN
+        assert {fault.step_ms for fault in made.faults} == {3_600_000}
+        for first, second in pairwise(made.faults):
+            assert first.at_ms + first.length_ms <= second.at_ms
+
+
+def test_where_the_clock_is_stepped_some_job_always_waits_for_its_time() -> None:
+    made = plan.make(Options(seconds=2.0, nemeses=("clock",)), PHASES)
+
+    jobs = [op for operations in made.operations for op in operations if op.job is not None]
+    waits = sorted((op.at_ms, op.at_ms + op.job.delay_ms) for op in jobs if op.job)
+    for moment in range(500, 2_000, 100):
+        assert sum(start <= moment < end for start, end in waits) >= 3
+
+
+def test_each_call_fails_with_each_error_however_short_the_run() -> None:
+    made = plan.make(Options(seconds=1.0, nemeses=("io",)), PHASES)
+
+    cells = sorted((fault.call, fault.error) for fault in made.faults)
+    calls = ("open", "sync", "truncate", "write")
+    assert cells == [(call, error) for call in calls for error in ("EIO", "ENOSPC")]
+
+
+def test_a_longer_run_lets_calls_fail_on_each_of_their_files() -> None:
+    made = plan.make(Options(seconds=20.0, nemeses=("io",)), PHASES)
+
+    for call, files in plan.IO_FILES.items():
+        assert {fault.file for fault in made.faults if fault.call == call} == set(files)
+
+
+def test_a_run_that_asks_for_nothing_needs_no_compiler() -> None:
+    assert {fault.fault for fault in plan.make(Options(), PHASES).faults} == {
+        "kill", "kill-all", "pause", "term", "lock",
+    }  # fmt: skip
+
+
 def test_zero_kills_and_pauses_plan_none_of_them() -> None:
     made = plan.make(Options(kills=0, pauses=0), PHASES)
 
@@ -84,6 +125,18 @@ def test_with_it_every_kind_of_trouble_is_in_the_default_workload() -> None:
     assert words == {"sleep", "raise", "permanent", "exit", "abort", "hang", "unjsonable"}
     assert {job.sink for job in jobs} == {"log", "table", "http"}
     assert min(job.body_bytes for job in jobs) == 20
+
+
+def test_the_shortest_run_meets_each_kind_of_trouble_and_one_lost_enqueue_takes_none_away() -> None:
+    made = workload.make(seed=1, producers=2, seconds=0.2, trouble=True)
+
+    for operations in made:
+        jobs = [op.job for op in operations if op.job is not None]
+        words = {word.partition(":")[0] for job in jobs for word in job.script}
+        assert words >= {"abort", "unjsonable", "exit", "hang", "permanent"}
+        repeated = [job for job in jobs if job.script[0] in ("abort", "unjsonable")]
+        assert {job.sink for job in repeated} == {"http"}
+        assert all(job.script[0] == job.script[1] and job.priority == 0 for job in repeated)
 
 
 def test_jobs_come_in_bursts_with_lulls_between_them() -> None:

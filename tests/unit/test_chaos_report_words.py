@@ -127,7 +127,7 @@ def test_more_reasons_than_fit_are_counted() -> None:
         ({}, "or another file system than ext4"),
         ({}, "not the order in which real processes run"),
         ({}, "they are no benchmark"),
-        ({}, "clocks that are set"),
+        ({}, "stepping the wall clock; letting disk calls fail"),
     ],
 )
 def test_every_report_names_what_its_engine_leaves_open(

@@ -339,6 +339,7 @@ MOUNTS = """\
 8 1 0:26 / /twice rw - tmpfs tmpfs rw
 9 1 0:27 / /host rw - virtiofs host rw
 10 1 0:28 / /a\\012b\\011c rw - tmpfs tmpfs rw
+12 1 0:30 / /newer rw - overlay none rw,lowerdir=/a,upperdir=/b,uuid=on,fsync=volatile
 11 1 0:29 / /line\x0cend\x85s\u2028 rw - tmpfs tmpfs rw
 """
 
@@ -353,6 +354,7 @@ MOUNTS = """\
         ("/mnt/share/local/q.db", None, None),
         ("/mnt/with space/deep/q.db", "fuse.sshfs: the log", "fuse.sshfs: the log"),
         ("/containers/q.db", "overlay, where fsync does nothing", None),
+        ("/newer/q.db", "overlay, where fsync does nothing", None),
         ("/twice/q.db", "tmpfs", None),
         ("/host/q.db", "virtiofs: the log", "virtiofs: the log"),
         ("/a\nb\tc/q.db", "tmpfs", None),
@@ -393,7 +395,8 @@ def test_a_failure_whose_reason_is_no_unicode_is_marked(place: Path) -> None:
 def test_a_barrier_that_can_not_be_built_leaves_no_descriptor_open(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (place / "q.db-wal").touch()
+    for name in ("q.db", "q.db-wal"):
+        (place / name).touch()
     monkeypatch.setattr(barrier, "sync_directory", lambda path: 1 / 0)
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(ZeroDivisionError):

@@ -14,7 +14,7 @@ from killproof_chaos.engines.disk_model import (
     digest,
 )
 from killproof_chaos.shim.calls import File, Kind
-from killproof_chaos.shim.log import NO_KEY, Begin, End, FileKey, Note, Record
+from killproof_chaos.shim.log import NO_KEY, Begin, End, FileKey, Note, Record, Seen
 
 ROOT = "/queue"
 DATABASE = FileKey(1, 10, 1)
@@ -43,10 +43,11 @@ class Log:
         length: int = 0,
         flags: int = 0,
         file: File = File.DATABASE,
+        slot: int = 0,
     ) -> int:
         call = len(self._begins)
         record = Begin(
-            seq=len(self.records), slot=0, pid=1, thread=1, time_ns=0, call=call, number=0,
+            seq=len(self.records), slot=slot, pid=1, thread=1, time_ns=0, call=call, number=0,
             kind=kind, file=file, key=key, path=f"{ROOT}/{name}" if name else "",
             target=f"{ROOT}/{target}" if target else "", at=at, length=length or len(data),
             flags=flags, data=data,
@@ -63,8 +64,8 @@ class Log:
         done = len(begin.data) if result is None else result
         self.records.append(
             End(
-                seq=len(self.records), slot=0, pid=1, thread=1, time_ns=0, call=call, number=0,
-                kind=begin.kind, file=begin.file, key=key or begin.key,
+                seq=len(self.records), slot=begin.slot, pid=1, thread=1, time_ns=0, call=call,
+                number=0, kind=begin.kind, file=begin.file, key=key or begin.key,
                 at=begin.at if at is None else at, length=0, result=done, error=error,
                 injected=False,
             )
@@ -95,9 +96,13 @@ def tape_of(
     log: Log,
     initial: Mapping[str, tuple[FileKey, bytes]] | None = None,
     world: World = World.HAPPENED,
+    settled: Mapping[tuple[int, int], int] | None = None,
+    deaths: Mapping[int, int] | None = None,
 ) -> Tape:
     files = {"q.db": (DATABASE, b"")} if initial is None else initial
-    return compile_tape(log.records, root=ROOT, initial=files, world=world)
+    return compile_tape(
+        log.records, root=ROOT, initial=files, world=world, settled=settled, deaths=deaths
+    )
 
 
 def cut(tape: Tape, policy: Policy, *, step: int | None = None, seed: int = 0) -> dict[str, bytes]:
@@ -158,12 +163,24 @@ def test_a_sync_that_failed_makes_nothing_durable() -> None:
     assert cut(tape_of(log), Policy.DROP) == {"q.db": b""}
 
 
+def test_what_a_failed_sync_was_to_write_is_not_made_durable_by_the_next() -> None:
+    log = Log()
+    log.write(b"data")
+    log.end(log.begin(Kind.FDATASYNC), error=5)
+    log.write(b"D")
+    log.sync()
+
+    assert cut(tape_of(log), Policy.DROP) == {"q.db": b"D"}
+    assert cut(tape_of(log), Policy.KEEP) == {"q.db": b"Data"}
+
+
 def test_a_sync_of_one_file_leaves_another_pending() -> None:
     log = Log()
     log.write(b"data")
     log.sync(LOG)
+    tape = tape_of(log, {"q.db": (DATABASE, b""), "q.db-wal": (LOG, b"")})
 
-    assert cut(tape_of(log), Policy.DROP) == {"q.db": b""}
+    assert cut(tape, Policy.DROP) == {"q.db": b"", "q.db-wal": b""}
 
 
 def test_a_write_that_failed_never_happened() -> None:
@@ -224,6 +241,42 @@ def test_a_torn_write_leaves_whole_sectors_by_their_place_in_the_file() -> None:
     assert drawn(tape_of(log), Policy.TORN) == {
         b"", zeros + half, zeros + zeros + half, zeros + half + half
     }  # fmt: skip
+
+
+def test_late_leaves_the_newest_writes_and_never_an_older_one_alone() -> None:
+    log = Log()
+    log.write(b"a")
+    log.write(b"b", at=1)
+
+    assert drawn(tape_of(log), Policy.LATE) == {b"\0b", b"ab"}
+
+
+def test_late_keeps_no_name_that_is_not_durable() -> None:
+    log = Log()
+    log.open("q.db-wal", LOG)
+    log.write(b"frames", key=LOG)
+
+    assert drawn(tape_of(log), Policy.LATE, "q.db-wal") == {None}
+
+
+def test_files_leaves_each_file_whole_or_as_it_was() -> None:
+    log = Log()
+    log.write(b"a")
+    log.write(b"frames", key=LOG)
+    log.write(b"b", at=1)
+    tape = tape_of(log, {"q.db": (DATABASE, b""), "q.db-wal": (LOG, b"")})
+    found = {tuple(cut(tape, Policy.FILES, seed=seed).values()) for seed in range(DRAWS)}
+
+    assert found == {(b"", b""), (b"ab", b""), (b"", b"frames"), (b"ab", b"frames")}
+
+
+def test_an_allocation_never_makes_a_file_shorter() -> None:
+    log = Log()
+    log.end(log.begin(Kind.ALLOCATE, at=1, length=1))
+    longer = tape_of(log, {"q.db": (DATABASE, b"abc")})
+
+    assert cut(longer, Policy.KEEP) == {"q.db": b"abc"}
+    assert cut(tape_of(log), Policy.KEEP) == {"q.db": b"\0\0"}
 
 
 def test_a_truncate_that_was_not_synced_may_be_missing() -> None:
@@ -294,6 +347,65 @@ def test_a_file_made_anew_under_its_old_name_is_another_file() -> None:
     assert drawn(tape, Policy.METADATA, "q.db-wal") == {b"old", None, b"new"}
 
 
+def test_a_name_that_another_process_makes_while_an_unlink_is_being_logged_stays() -> None:
+    log = Log()
+    unlink = log.begin(Kind.UNLINK, LOG, name="q.db-wal")
+    log.open("q.db-wal", NEW_LOG)
+    log.end(unlink)
+    log.write(b"new", key=NEW_LOG)
+
+    tape = tape_of(log, {"q.db-wal": (LOG, b"old")})
+    assert cut(tape, Policy.KEEP) == {"q.db-wal": b"new"}
+
+
+def test_an_open_that_is_logged_after_the_unlink_of_its_file_gives_no_name_back() -> None:
+    log = Log()
+    late = log.begin(Kind.OPEN, NO_KEY, name="q.db-wal", flags=os.O_RDWR | os.O_CREAT)
+    log.end(log.begin(Kind.UNLINK, LOG, name="q.db-wal"))
+    log.end(late, key=LOG)
+
+    assert cut(tape_of(log, {"q.db-wal": (LOG, b"old")}), Policy.KEEP) == {}
+
+
+def test_an_unlink_is_durable_only_if_it_had_ended_before_the_sync_of_its_folder_began() -> None:
+    log = Log()
+    unlink = log.begin(Kind.UNLINK, LOG, name="q.db-wal")
+    log.sync_folder()
+    log.end(unlink)
+
+    assert cut(tape_of(log, {"q.db-wal": (LOG, b"old")}), Policy.DROP) == {"q.db-wal": b"old"}
+
+
+def test_an_open_of_a_file_that_is_there_changes_no_name() -> None:
+    log = Log()
+    log.open("q.db", DATABASE)
+
+    assert tape_of(log).steps == ()
+
+
+def test_a_descriptor_that_no_recorded_open_made_binds_the_name_it_is_seen_under() -> None:
+    log = Log()
+    log.records.append(Seen(seq=0, slot=0, pid=1, file=File.WAL, key=LOG, path=f"{ROOT}/q.db-wal"))
+    log.write(b"frames", key=LOG)
+
+    assert cut(tape_of(log), Policy.KEEP) == {"q.db": b"", "q.db-wal": b"frames"}
+
+
+def test_a_folder_that_is_not_durable_takes_with_it_what_is_durable_in_it() -> None:
+    log = Log()
+    inner = FileKey(1, 3, 1)
+    log.end(log.begin(Kind.MKDIR, inner, name="bodies", file=File.DIRECTORY))
+    log.open("bodies/1", LOG)
+    log.write(b"body", key=LOG)
+    log.sync(LOG)
+    log.end(log.begin(Kind.FSYNC, inner, file=File.DIRECTORY))
+    alone = tape_of(log)
+    log.sync_folder()
+
+    assert cut(alone, Policy.DROP) == {"q.db": b""}
+    assert cut(tape_of(log), Policy.DROP) == {"q.db": b"", "bodies/1": b"body"}
+
+
 def test_a_rename_replaces_its_target_or_leaves_it() -> None:
     log = Log()
     log.end(log.begin(Kind.RENAME, LOG, name="fresh", target="q.db"))
@@ -301,6 +413,30 @@ def test_a_rename_replaces_its_target_or_leaves_it() -> None:
 
     assert cut(tape, Policy.KEEP) == {"q.db": b"new"}
     assert cut(tape, Policy.DROP) == {"q.db": b"old", "fresh": b"new"}
+
+
+def test_a_rename_from_one_folder_to_another_is_durable_when_both_were_synced() -> None:
+    log = Log()
+    other = FileKey(1, 3, 1)
+    initial = {"fresh": (LOG, b"new"), "in/kept": (DATABASE, b"")}
+    log.end(log.begin(Kind.OPEN, other, name="in", file=File.DIRECTORY), key=other)
+    log.end(log.begin(Kind.RENAME, LOG, name="fresh", target="in/moved"))
+    log.end(log.begin(Kind.FSYNC, other, file=File.DIRECTORY))
+    half = tape_of(log, initial)
+    log.sync_folder()
+
+    assert cut(half, Policy.DROP) == {"fresh": b"new", "in/kept": b""}
+    assert cut(tape_of(log, initial), Policy.DROP) == {"in/kept": b"", "in/moved": b"new"}
+
+
+def test_an_open_that_is_logged_after_its_file_was_replaced_takes_no_name() -> None:
+    log = Log()
+    late = log.begin(Kind.OPEN, NO_KEY, name="q.db", flags=os.O_RDWR | os.O_CREAT)
+    log.end(log.begin(Kind.RENAME, LOG, name="fresh", target="q.db"))
+    log.end(late, key=DATABASE)
+    tape = tape_of(log, {"q.db": (DATABASE, b"old"), "fresh": (LOG, b"new")})
+
+    assert cut(tape, Policy.KEEP) == {"q.db": b"new"}
 
 
 def test_an_open_that_truncates_empties_the_file() -> None:
@@ -318,8 +454,46 @@ def test_a_write_without_an_end_is_replayed_in_two_worlds() -> None:
     log.sync()
 
     assert tape_of(log).unended == 1
-    assert cut(tape_of(log), Policy.DROP) == {"q.db": b"killed"}
+    assert cut(tape_of(log), Policy.KEEP) == {"q.db": b"killed"}
     assert cut(tape_of(log, world=World.NEVER), Policy.KEEP) == {"q.db": b""}
+
+
+def test_a_killed_write_is_durable_by_a_sync_that_began_when_its_process_was_dead() -> None:
+    log = Log()
+    log.begin(Kind.WRITE, data=b"killed")
+    log.sync()
+    log.sync()
+
+    assert cut(tape_of(log), Policy.DROP) == {"q.db": b""}
+    assert cut(tape_of(log, deaths={1: 3}), Policy.DROP) == {"q.db": b""}
+    assert cut(tape_of(log, deaths={1: 2}), Policy.DROP) == {"q.db": b"killed"}
+
+
+def test_who_writes_a_file_of_sqlite_after_a_killed_write_shows_that_it_had_ended() -> None:
+    log = Log()
+    log.begin(Kind.WRITE, data=b"killed")
+    log.end(log.begin(Kind.WRITE, at=6, data=b"!", slot=1))
+    log.sync()
+
+    assert cut(tape_of(log), Policy.DROP) == {"q.db": b"killed!"}
+
+
+def test_what_is_known_of_a_killed_write_holds_in_every_world() -> None:
+    log = Log()
+    log.begin(Kind.WRITE, data=b"killed")
+    tapes = [tape_of(log, world=world, settled={(0, 0): 4}) for world in World]
+
+    assert [tape.unended for tape in tapes] == [0, 0]
+    assert [cut(tape, Policy.KEEP) for tape in tapes] == [{"q.db": b"kill"}] * 2
+
+
+def test_an_unlink_without_an_end_is_replayed_in_two_worlds() -> None:
+    log = Log()
+    log.begin(Kind.UNLINK, LOG, name="q.db-wal")
+    initial = {"q.db-wal": (LOG, b"old")}
+
+    assert cut(tape_of(log, initial), Policy.KEEP) == {}
+    assert tape_of(log, initial, World.NEVER).steps == ()
 
 
 def test_shared_memory_and_locks_are_no_part_of_the_disk() -> None:
@@ -337,6 +511,16 @@ def test_a_note_counts_at_the_last_step_before_it() -> None:
     tape = tape_of(log)
 
     assert [tape.notes_before(step) for step in range(2)] == [1, 1]
+
+
+def test_a_note_that_follows_the_next_step_does_not_count() -> None:
+    log = Log()
+    log.write(b"a")
+    write = log.begin(Kind.WRITE, data=b"b")
+    log.note(b"known")
+    log.end(write)
+
+    assert [tape_of(log).notes_before(step) for step in range(2)] == [0, 1]
 
 
 def test_two_images_share_their_digest_if_and_only_if_they_are_equal() -> None:

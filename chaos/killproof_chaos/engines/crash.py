@@ -8,33 +8,40 @@ job, and finishes everything; the judge reads what all of them recorded. Then ea
 fail, and what the caller was told is held against what the file says.
 
 A point counts only when the wait status says SIGKILL and the shim says that its rule fired at that
-very call. A point that was not reached is `unknown`, never a pass.
+very call. A point that was not reached is `unknown`, never a pass; and so is an operation that
+makes no call, or does not do what it is named for when nothing befalls it.
 
 Deliberately not here: power cuts. A kill takes nothing back that the kernel has accepted, so the
-files lie in memory where there is room, and the queue is told that this will do.
+files lie in memory where there is room, and the queue is told that this will do. Reads do not
+fail, an error strikes once and is gone, stores to mapped memory are no calls, and no file of an
+older schema is opened.
 """
 
 import os
 import shutil
-import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from killproof_chaos import memory
+from killproof_chaos.engines import crash_life
 from killproof_chaos.engines.crash_points import (
+    KILLS,
+    Call,
     Counted,
     Outcome,
     Point,
     control,
-    halves,
+    failed_checkers,
+    outcome_of,
     points_of,
-    told_wrong,
 )
 from killproof_chaos.engines.crash_pool import Pool
-from killproof_chaos.engines.crash_scenarios import SCENARIOS
+from killproof_chaos.engines.crash_scenarios import BY_NAME, SCENARIOS
 from killproof_chaos.shim.build import ShimUnavailable, build
+from killproof_chaos.stores import run_record
 from killproof_chaos.targets import load
 from killproof_evidence.environment import environment
 from killproof_evidence.finding import PASS, UNKNOWN, VIOLATED, WITNESSES_MAX
@@ -43,13 +50,15 @@ from killproof_evidence.store import Store, write_json
 
 #: One line for each point, in the store of the run.
 POINTS: Final = "points.jsonl"
-MEMORY: Final = Path("/dev/shm")
 #: Copies and databases of all lanes at once need a few megabytes.
 MEMORY_BYTES_MIN: Final = 256 << 20
 #: A point that was missed once may be met: a helper thread may have made one call more.
 TRIES: Final = 3
 #: Stores of points that are kept whole: enough to see what is wrong, and no full disk.
 KEPT_MAX: Final = 40
+#: After one kill in so many, and the first of each operation, a worker that was started by its
+#: command line recovers, which takes ten times as long as a process that has imported everything.
+WORKER_EVERY: Final = 16
 Show = Callable[["Turn"], None]
 
 
@@ -58,7 +67,7 @@ class Turn:
     """How far the engine is."""
 
     done: int
-    of: int
+    total: int
     elapsed: float  #: seconds
     left: float  #: seconds, from the pace so far
     operation: str
@@ -93,15 +102,17 @@ class Engine:
         self._store = store
         self._show = show
         self._errors = errors
-        self._lanes = lanes or os.cpu_count() or 1
+        self._lanes = lanes or len(os.sched_getaffinity(0))
         self._outcomes: list[Outcome] = []
         self._counted: dict[str, Counted] = {}
+        self._points: list[Point] = []
         self._because: list[str] = []
-        self._kept = 0
+        self._files_in = store.path  #: the files of the points: in memory, if there is room
         self._began = time.monotonic()
+        self._started = time.time()
 
     def run(self) -> dict[str, Any]:
-        """Make every point; return verdict.json, written.
+        """Make every point; return verdict.json, written. Ctrl-C ends it early, and is told.
 
         Raises:
             EngineFailed: a lane died; it says nothing of the queue.
@@ -111,145 +122,127 @@ class Engine:
         except ShimUnavailable as error:
             self._because.append(str(error))
             return self._conclude()
-        with tempfile.TemporaryDirectory(prefix="killproof-crash-", dir=self._room()) as folder:
-            place = Path(folder)
+        with memory.lent("crash", bytes_min=MEMORY_BYTES_MIN, otherwise=self._store.path) as place:
+            self._files_in = place.parent
             (place / "templates").mkdir()
             pool = Pool(self._name, place, self._lanes)
             try:
                 self._count(pool)
                 self._make_points(pool)
+            except KeyboardInterrupt:
+                self._because.append("the run was interrupted")
             finally:
                 pool.close()
         return self._conclude()
 
-    def _room(self) -> Path:
-        """Return where the files of the points lie: in memory, if there is room."""
-        usable = MEMORY.is_dir() and os.access(MEMORY, os.W_OK)
-        if usable and shutil.disk_usage(MEMORY).free >= MEMORY_BYTES_MIN:
-            return MEMORY
-        return self._store.path
-
-    def _count(self, pool: "Pool") -> None:
+    def _count(self, pool: Pool) -> None:
         """Run each operation once without a fault, to learn its calls."""
         requests = [{"mode": "template", "operation": name} for name in self._operations]
         made = dict(pool.answers(requests, key=lambda request: str(request["operation"])))
         ready = []
         for name in self._operations:
             if made[name]["made"]:
-                ready.append(
-                    {"mode": "count", "operation": name, "replay": self._replay(name)}
-                    | {"keep": self._keep(control(name))}
-                )
+                ready.append(self._request(control(name), {"mode": "count", "operation": name}))
             else:
                 self._because.append(f"{name} could not be prepared: {made[name]['output']}")
         for name, found in pool.answers(ready, key=lambda request: str(request["operation"])):
-            if not found["reached"] or not found["recovered"] or None in found["calls"]:
-                self._because.append(f"{name} did not run to its end: {found['output']}")
+            outcome = outcome_of(control(name), found)
+            self._outcomes.append(outcome)
+            if outcome.verdict == UNKNOWN:
+                self._because.append(f"{outcome.point.words}: {outcome.reason}")
                 continue
-            calls = [tuple(call) for call in found["calls"]]
-            self._counted[name] = Counted(
-                operation=name, calls=calls, changes_full=found.get("full", found["changes"])
-            )
-            self._judge(control(name), found)
+            calls = [Call(**call) for call in found["calls"]]
+            self._counted[name] = Counted(operation=name, calls=calls, full=found["full"])
 
-    def _make_points(self, pool: "Pool") -> None:
-        points = [
+    def _make_points(self, pool: Pool) -> None:
+        """Make the first kill of each operation, which tells how it is without it; then the rest.
+
+        The operations keep their order, so that the progress says where the engine is.
+        """
+        self._points = [
             point
             for name in self._operations
             if name in self._counted
             for point in points_of(self._counted[name], errors=self._errors)
         ]
+        first = [point for point in self._points if (point.number, point.fault) == (1, "before")]
+        self._make(pool, first)
+        for outcome in self._outcomes:
+            if outcome.point in first and outcome.found["reached"]:
+                counted = self._counted[outcome.point.operation]
+                counted.base = outcome.found.get("state")
+        self._check_changes()
+        self._make(pool, [point for point in self._points if point not in set(first)])
+
+    def _check_changes(self) -> None:
+        """Refuse an operation that left no trace: at its points nothing could be seen missing."""
+        for name, counted in self._counted.items():
+            scenario = BY_NAME.get(name)
+            wanted = scenario.changes if scenario is not None else counted.full is not None
+            if wanted and counted.base is not None and counted.base == counted.full:
+                self._because.append(f"{name} did not do what it is for: the file is as before")
+
+    def _make(self, pool: Pool, points: Iterable[Point]) -> None:
         waiting = {point.name: point for point in points}
-        done, of = 0, len(points)
         for turn in range(TRIES):
-            requests = [
-                point.request()
-                | {"replay": self._replay(point.operation), "keep": self._keep(point)}
-                | {"name": point.name}
-                for point in waiting.values()
-            ]
+            requests = [self._request(point, point.request()) for point in waiting.values()]
             missed = {}
             for name, found in pool.answers(requests, key=lambda request: str(request["name"])):
                 point = waiting[name]
                 if not found["reached"] and turn + 1 < TRIES:
                     missed[name] = point
                     continue
-                done += 1
-                self._take(point, found)
-                self._tell(point, done, of)
+                if turn:
+                    found["tries"] = turn + 1
+                self._outcomes.append(outcome_of(point, found))
+                self._tell(point)
             waiting = missed
 
-    def _tell(self, point: Point, done: int, of: int) -> None:
+    def _request(self, point: Point, asked: dict[str, Any]) -> dict[str, Any]:
+        """Return what a lane must know of a point, besides the point."""
+        operation = point.operation
+        request = asked | {
+            "replay": f"killproof chaos crash --target {self._name} --operation {operation}",
+            "keep": str(self._folder(point)),
+        }
+        counted = self._counted.get(operation)
+        if counted is not None and counted.base is not None:
+            request |= {"base": counted.base, "full": counted.full}
+        is_first = (point.number, point.fault) == (1, "after")
+        sampled = point.fault in KILLS and (point.number % WORKER_EVERY == 0 or is_first)
+        scenario = BY_NAME.get(operation)
+        return request | {"worker": sampled and (scenario is None or scenario.by_worker)}
+
+    def _folder(self, point: Point) -> Path:
+        return self._store.path.resolve() / "points" / point.name
+
+    def _tell(self, point: Point) -> None:
         elapsed = time.monotonic() - self._began
-        left = elapsed / done * (of - done)
-        turn = Turn(done=done, of=of, elapsed=elapsed, left=left, operation=point.operation)
-        self._show(turn)
-
-    def _replay(self, operation: str) -> str:
-        return f"killproof chaos crash --target {self._name} --operation {operation}"
-
-    def _keep(self, point: Point) -> str:
-        return str(self._store.path / "points" / point.name)
-
-    def _take(self, point: Point, found: dict[str, Any]) -> None:
-        if not found["reached"]:
-            reason = (
-                f"not reached: the process ended with {found['status']} after {found['count']} "
-                f"calls {found['output'][-200:]}".strip()
+        done = sum(one.point.fault != "none" for one in self._outcomes)
+        left = elapsed / done * (len(self._points) - done)
+        self._show(
+            Turn(
+                done=done,
+                total=len(self._points),
+                elapsed=elapsed,
+                left=left,
+                operation=point.operation,
             )
-            self._outcomes.append(Outcome(point=point, verdict=UNKNOWN, reason=reason, found=found))
-            return
-        self._judge(point, found)
+        )
 
-    def _judge(self, point: Point, found: dict[str, Any]) -> None:
-        """Turn a lane's answer into an outcome."""
-        counted = self._counted[point.operation]
-        if point.fault == "before" and point.number == 1:
-            counted.changes_base = found.get("changes")
-        self._outcomes.append(Outcome(point=point, verdict=PASS, found=found))
-
-    def _settle(self) -> None:
-        """Give each point its verdict, now that every operation's before and after are known."""
-        for outcome in self._outcomes:
-            point, found = outcome.point, outcome.found
-            if outcome.verdict == UNKNOWN:
-                continue
-            counted = self._counted[point.operation]
-            base, full = counted.changes_base, counted.changes_full
-            if point.fault != "none":
-                outcome.told += halves(found.get("changes"), base=base, full=full)
-            if point.fault not in ("before", "after", "none"):
-                outcome.told += told_wrong(found, operation=point.operation, base=base, full=full)
-                if found["next"] == "indefinite":
-                    outcome.told.append(
-                        ("P16", f"the next operation failed: {found['next_error']}")
-                    )
-            broken = [
-                (name, one["witnesses"][0]["story"])
-                for name, one in found["properties"].items()
-                if one["verdict"] == VIOLATED
-            ]
-            unsure = [*found["malformed"], *found["problems"]]
-            if broken or outcome.told:
-                name, story = (*outcome.told, *broken)[0]
-                outcome.verdict, outcome.reason = VIOLATED, f"{name}: {story}"
-            elif unsure or not found["recovered"]:
-                reason = unsure[0] if unsure else "the recovering process failed"
-                outcome.verdict, outcome.reason = UNKNOWN, f"{reason} {found['output'][-300:]}"
+    # What it all means.
 
     def _conclude(self) -> dict[str, Any]:
         """Merge all points into one verdict and write it with points.jsonl and run.json."""
-        self._settle()
         self._discard()
         log = self._store.writer(self._store.path / POINTS)
         for outcome in self._outcomes:
             log.append(outcome.record())
         log.close()
-        properties = {one.number: self._property(one.number) for one in PROPERTIES}
-        words = {one["verdict"] for one in properties.values()}
+        properties = {one.number: self._property(one.number, one.engines) for one in PROPERTIES}
         points = [outcome for outcome in self._outcomes if outcome.point.fault != "none"]
-        missed = [outcome for outcome in self._outcomes if outcome.verdict == UNKNOWN]
-        because = [*self._because, *(f"{one.point.words}: {one.reason}" for one in missed)]
+        unsure = [outcome for outcome in points if outcome.verdict == UNKNOWN]
+        because = [*self._because, *(f"{one.point.words}: {one.reason}" for one in unsure)]
         because += [
             f"{number}: {one['reason']}"
             for number, one in properties.items()
@@ -257,8 +250,7 @@ class Engine:
         ]
         if not points and not because:
             because.append("no operation was chosen")
-        verdict = VIOLATED if VIOLATED in words else UNKNOWN if because else PASS
-        kills = sum(one.point.fault in ("before", "after") for one in points)
+        words = {one["verdict"] for one in properties.values()}
         run = self._run_record()
         record = {
             "schema": SCHEMA,
@@ -266,20 +258,16 @@ class Engine:
             "engine": "crash",
             "seed": None,
             "level": "process",
-            "verdict": verdict,
+            "verdict": VIOLATED if VIOLATED in words else UNKNOWN if because else PASS,
             "unknown_because": because,
             "properties": properties,
             "faults": _tally(points),
-            "coverage": {
-                "obliged": len(points),
-                "hit": len(points) - len(missed),
-                "missed": [one.point.name for one in missed],
-            },
-            "counts": {"points": len(points), "kills": kills, "errors": len(points) - kills},
-            "exhausted": not missed and not self._because,
+            "coverage": self._coverage(points),
+            "counts": _counts(points),
+            "exhausted": not unsure and not self._because,
             "jobs": {},
             "recovery_ms": {},
-            "files_in": str(self._room()),
+            "files_in": str(self._files_in),
             "seconds": round(time.monotonic() - self._began, 1),
             "operations": self._table(),
             "environment": run["environment"],
@@ -290,59 +278,61 @@ class Engine:
         write_json(self._store.verdict, record)
         return record
 
+    def _coverage(self, points: list[Outcome]) -> dict[str, Any]:
+        hit = {one.point.name for one in points if one.found.get("reached")}
+        missed = [point.name for point in self._points if point.name not in hit]
+        return {"obliged": len(self._points), "hit": len(hit), "missed": missed}
+
     def _run_record(self) -> dict[str, Any]:
         argv = ["killproof", "chaos", "crash", "--target", self._name]
         if len(self._operations) < len(operations_of(self._target)):
             argv += [word for name in self._operations for word in ("--operation", name)]
         if not self._errors:
             argv.append("--no-errors")
-        return {
-            "target": self._target.name,
-            "engine": "crash",
-            "argv": argv,
-            "environment": environment(self._store.path),
-            "replay": " ".join(argv),
-        }
+        record = run_record(
+            self._target,
+            "crash",
+            argv,
+            seed=None,
+            started=self._started,
+            problems=self._because,
+        )
+        return record | {"environment": environment(self._store.path)}
 
     def _discard(self) -> None:
         """Keep the stores of the points that are no pass, and only so many."""
+        kept = 0
         for outcome in self._outcomes:
-            folder = Path(self._keep(outcome.point))
-            if outcome.verdict != PASS and folder.is_dir() and self._kept < KEPT_MAX:
-                self._kept += 1
+            folder = self._folder(outcome.point)
+            if outcome.verdict != PASS and folder.is_dir() and kept < KEPT_MAX:
+                kept += 1
             else:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def _property(self, number: str) -> dict[str, Any]:
+    def _property(self, number: str, engines: tuple[str, ...]) -> dict[str, Any]:
         """Merge what all points say of one promise."""
         if not self._target.contract.promised(number):
             return {"verdict": "not_promised", "checked": 0, "witnesses": []}
-        engines = next(one.engines for one in PROPERTIES if one.number == number)
-        if "crash" not in engines:
-            return {
-                "verdict": "not_judged",
-                "checked": 0,
-                "by": engines[0],
-                "witnesses": [],
-            }
+        broken = [one for one in self._outcomes if any(name == number for name, _ in one.broken)]
+        if "crash" not in engines and not broken:
+            return {"verdict": "not_judged", "checked": 0, "by": engines[0], "witnesses": []}
         witnesses: list[dict[str, Any]] = []
         checked, violations, unsure = 0, 0, ""
         for outcome in self._outcomes:
-            one = outcome.found.get("properties", {}).get(number)
-            told = [story for name, story in outcome.told if name == number]
+            words = outcome.point.words
+            told = [story for name, story in outcome.broken if name == number]
             violations += len(told)
-            witnesses += [
-                {"job": None, "story": f"{outcome.point.words}: {story}", "lines": []}
-                for story in told
-            ]
+            witnesses += [{"job": None, "story": f"{words}: {story}", "lines": []}
+                          for story in told]  # fmt: skip
+            one = outcome.found.get("properties", {}).get(number)
             if one is None:
                 continue
             checked += one["checked"]
             if one["verdict"] == VIOLATED:
                 violations += one["violations"]
                 witnesses += [self._located(outcome, witness) for witness in one["witnesses"]]
-            elif one["verdict"] == UNKNOWN and one["checked"]:
-                unsure = unsure or f"{outcome.point.words}: {one['reason']}"
+            elif one["verdict"] == UNKNOWN and (one["checked"] or failed_checkers({number: one})):
+                unsure = unsure or f"{words}: {one['reason']}"
         verdict, reason = PASS, ""
         if violations:
             verdict = VIOLATED
@@ -367,8 +357,8 @@ class Engine:
         for name in self._operations:
             counted = self._counted.get(name)
             rows: list[dict[str, Any]] = []
-            for number, (kind, file) in enumerate(counted.calls if counted else (), 1):
-                rows.append({"call": number, "kind": kind, "file": file, "verdicts": {}})
+            for number, call in enumerate(counted.calls if counted else (), 1):
+                rows.append({"call": number, "kind": call.kind, "file": call.file, "verdicts": {}})
             for outcome in self._outcomes:
                 if outcome.point.operation == name and outcome.point.number:
                     verdicts = rows[outcome.point.number - 1]["verdicts"]
@@ -377,24 +367,31 @@ class Engine:
         return table
 
 
-def _tally(points: Iterable[Outcome]) -> dict[str, int]:
+def _counts(points: list[Outcome]) -> dict[str, int]:
+    """Return how many points there were, and what came of them."""
+    kills = sum(one.point.fault in KILLS for one in points)
+    return {
+        "points": len(points),
+        "kills": kills,
+        "errors": len(points) - kills,
+        "workers": sum(one.found.get("recovered_by") == "command" for one in points),
+        "stopped": sum(bool(one.found.get("stopped")) for one in points),
+        "retried": sum("tries" in one.found for one in points),
+    }
+
+
+def _tally(points: Iterable[Outcome]) -> Mapping[str, int]:
     counts: dict[str, int] = {}
     for one in points:
-        fault = "kill" if one.point.fault in ("before", "after") else one.point.fault
-        counts[fault] = counts.get(fault, 0) + (one.verdict != UNKNOWN)
+        fault = "kill" if one.point.fault in KILLS else one.point.fault
+        counts[fault] = counts.get(fault, 0) + bool(one.found.get("reached"))
     return counts
 
 
 def operations_of(target: Any) -> tuple[str, ...]:
-    """Return the operations that the engine can kill in, in their order.
-
-    Raises:
-        ValueError: the target does not take single steps; definite.
-    """
+    """Return the operations that the engine can kill in, in their order: any target has lives."""
     if not callable(getattr(target, "steps", None)):
-        raise ValueError(
-            f"target {target.name!r} cannot be judged by crash: give it steps(place, recorder), "
-            "see killproof_chaos.engines.crash_session.Session"
-        )
+        return crash_life.LIVES
     offered = target.step_operations
-    return tuple(one.operation for one in SCENARIOS if one.operation in offered)
+    steps = [one.operation for one in SCENARIOS if (one.base or one.operation) in offered]
+    return (*steps, crash_life.WORK)

@@ -2,11 +2,13 @@
 
 import errno
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from killproof_chaos.engines.crash_state import difference
 from killproof_chaos.shim.calls import Action
+from killproof_evidence.finding import PASS, UNKNOWN, VIOLATED
 
 #: Which kinds of calls an error is tried at: those where the kernel may give it.
 EIO_KINDS: Final = frozenset(
@@ -17,11 +19,31 @@ EIO_KINDS: Final = frozenset(
 )
 FULL_KINDS: Final = frozenset({"write", "truncate", "allocate"})
 INTERRUPTED_KINDS: Final = frozenset({"open", "write", "fsync", "fdatasync", "truncate", "lock"})
+SYNC_KINDS: Final = frozenset({"fsync", "fdatasync"})
+KILLS: Final = ("before", "after")
+ERRORS: Final = ("EIO", "ENOSPC", "EINTR", "short")
 #: What a caller was told whose operation found nothing to do: no error, and no change.
 NOTHING: Final = "nothing"
 #: Operations whose return says nothing of jobs: a close gives back what it can, and where it
 #: cannot, the death of its process tells the others.
-COURTESIES: Final = frozenset({"close"})
+COURTESIES: Final = frozenset({"close", "close_beside_a_peer"})
+#: What points.jsonl keeps of a lane's answer.
+KEPT: Final = (
+    *("told", "error", "next", "next_error", "state", "repaired", "stopped", "recovered_by"),
+    *("status", "tries", "ms"),
+)
+#: How the judge begins the reason of a checker that threw: no lack of cases, and never a pass.
+CHECKER_FAILED: Final = "the checker failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One file call of an operation, as the run without a fault made it."""
+
+    kind: str
+    file: str
+    process: int = 0  #: which of the processes of the operation made it, from 0
+    number: int = 0  #: of the call within its process, from 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,10 +51,9 @@ class Point:
     """One call of one operation, and what befalls it."""
 
     operation: str
-    number: int  #: of the call, from 1
-    kind: str
-    file: str
-    fault: str  #: before, after, EIO, ENOSPC, EINTR, short
+    number: int  #: of the call within the operation, from 1
+    call: Call
+    fault: str  #: before, after, EIO, ENOSPC, EINTR, short; none
 
     @property
     def name(self) -> str:
@@ -44,21 +65,25 @@ class Point:
         """Return the point in a sentence."""
         if self.fault == "none":
             return f"without a fault in {self.operation}"
-        call = f"call {self.number} of {self.operation} ({self.kind} {self.file})"
-        if self.fault in ("before", "after"):
+        call = f"call {self.number} of {self.operation} ({self.call.kind} {self.call.file})"
+        if self.fault in KILLS:
             return f"killed {self.fault} {call}"
         return f"{self.fault} at {call}"
 
     def request(self) -> dict[str, Any]:
         """Return what a lane is asked."""
-        kill = self.fault in ("before", "after")
         action, value = RULES[self.fault]
         return {
-            "mode": "kill" if kill else "fault",
+            "mode": "kill" if self.fault in KILLS else "fault",
             "operation": self.operation,
-            "number": self.number,
+            "process": self.call.process,
+            "number": self.call.number,
+            "kind": self.call.kind,
+            "file": self.call.file,
             "action": int(action),
             "value": int(value),
+            "fault": self.fault,
+            "name": self.name,
         }
 
 
@@ -72,29 +97,9 @@ RULES: Final[Mapping[str, tuple[Action, int]]] = {
 }
 
 
-@dataclass(slots=True, kw_only=True)
-class Outcome:
-    """What was seen at a point."""
-
-    point: Point
-    verdict: str
-    reason: str = ""  #: of unknown, or the first violation
-    found: dict[str, Any] = field(default_factory=dict)  #: the lane's answer
-    told: list[tuple[str, str]] = field(default_factory=list)  #: (property, story) of violations
-
-    def record(self) -> dict[str, Any]:
-        """Return the line of points.jsonl."""
-        point = self.point
-        kept = ("told", "error", "next", "next_error", "changes", "repaired", "ms", "status")
-        return {
-            "operation": point.operation,
-            "call": point.number,
-            "kind": point.kind,
-            "file": point.file,
-            "fault": point.fault,
-            "verdict": self.verdict,
-            "reason": self.reason,
-        } | {name: self.found[name] for name in kept if name in self.found}
+def control(name: str) -> Point:
+    """Return the run in which nothing befalls the operation: it must pass as well."""
+    return Point(operation=name, number=0, call=Call(kind="-", file="-"), fault="none")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -102,24 +107,20 @@ class Counted:
     """An operation as it runs when nothing befalls it."""
 
     operation: str
-    calls: list[tuple[str, str]]  #: (kind, file) of each
-    changes_full: int  #: changes of jobs in the file after it
-    changes_base: int | None = None  #: and without it; None: not seen yet
+    calls: list[Call]
+    full: list[str] | None  #: the state after it; None: one that is not the same in two runs
+    base: list[str] | None = None  #: and when it never happened; None: not seen yet
 
 
 def points_of(counted: Counted, *, errors: bool) -> list[Point]:
     """Return every point of an operation, the kills first."""
-    found = []
-    for faults in (("before", "after"), ("EIO", "ENOSPC", "EINTR", "short")):
-        if faults[0] == "EIO" and not errors:
-            continue
-        for number, (kind, file) in enumerate(counted.calls, 1):
-            found += [
-                Point(operation=counted.operation, number=number, kind=kind, file=file, fault=fault)
-                for fault in faults
-                if _applies(fault, kind)
-            ]
-    return found
+    return [
+        Point(operation=counted.operation, number=number, call=call, fault=fault)
+        for faults in (KILLS, ERRORS if errors else ())
+        for number, call in enumerate(counted.calls, 1)
+        for fault in faults
+        if _applies(fault, call.kind)
+    ]
 
 
 def _applies(fault: str, kind: str) -> bool:
@@ -129,22 +130,25 @@ def _applies(fault: str, kind: str) -> bool:
     return fault not in kinds or kind in kinds[fault]
 
 
+# What is held against what.
+
+
 def told_wrong(
-    found: Mapping[str, Any], *, operation: str, base: int | None, full: int
+    found: Mapping[str, Any], *, operation: str, base: list[str] | None, full: list[str] | None
 ) -> list[tuple[str, str]]:
     """Hold what the caller of a failed call was told against what the file says after a kill.
 
     Args:
-        found: the lane's answer: `told`, `error`, `next`, `next_error`, `changes`.
+        found: the lane's answer: `told`, `error`, `next`, `next_error`, `state`.
         operation: its name.
-        base: changes of jobs in the file when the operation never happened; None: not known.
+        base: the state when the operation never happened; None: not known.
         full: and when it did.
 
     Returns:
         (property, story) of each contradiction.
     """
     wrong = []
-    told, changes = found["told"], found.get("changes")
+    told, state = found["told"], found.get("state")
     for what, word, text in (
         ("its caller", told, found["error"]),
         ("the caller of the next operation", found["next"], found["next_error"]),
@@ -153,22 +157,128 @@ def told_wrong(
             wrong.append(("P16", f"{what} met the driver's own error, {text}"))
         elif "cannot rollback" in text:
             wrong.append(("P16", f"{what} was told {text}"))
-    if base is not None and changes is not None and base != full:
-        if told == "ok" and changes != full and operation not in COURTESIES:
-            wrong.append(("P1", f"{operation} was told ok, and the file does not have it"))
-        elif told in ("definite", NOTHING) and changes != base:
-            wrong.append(("P2", f"{operation} was told that nothing happened, and the file has it"))
+    if None not in (base, full, state) and base != full:
+        assert base is not None
+        assert full is not None
+        assert state is not None
+        if told == "ok" and state != full and operation not in COURTESIES:
+            what = f"{operation} was told ok, and the file {difference(state, full)}"
+            wrong.append(("P1", what))
+        elif told in ("definite", NOTHING) and state != base:
+            what = f"{operation} was told that nothing happened, and the file"
+            wrong.append(("P2", f"{what} {difference(state, base)}"))
     return wrong
 
 
-def halves(changes: int | None, *, base: int | None, full: int) -> list[tuple[str, str]]:
+def next_refused(
+    found: Mapping[str, Any], *, fault: str, kind: str, stopped: bool
+) -> list[tuple[str, str]]:
+    """Say whether the operation after a failed one was refused without need.
+
+    A failed sync may stop a queue, and rightly: the kernel reports the error once and forgets it.
+    Then the error must name the way back. After any other error the next operation works.
+
+    Args:
+        found: the lane's answer: `next`, `next_error`.
+        fault: of the failed call.
+        kind: of the failed call.
+        stopped: the queue says of its file that it is stopped until somebody repairs it.
+    """
+    if found["next"] in ("ok", "raw"):
+        return []  # `raw` is a contradiction of its own.
+    text = found["next_error"]
+    is_sync = fault == "EIO" and kind in SYNC_KINDS
+    if not is_sync and not stopped:
+        return [("P16", f"the next operation failed: {text}")]
+    if stopped and "repair" not in text:
+        return [("P16", f"the queue is stopped, and its error names no way back: {text}")]
+    return []
+
+
+def halves(
+    state: list[str] | None, *, base: list[str] | None, full: list[str] | None
+) -> list[tuple[str, str]]:
     """Say whether only a part of an operation is in the file: each is one transaction."""
-    if base is None or changes is None or changes in (base, full):
+    if state is None or base is None or full is None or state in (base, full):
         return []
-    story = f"the file has {changes - base} of the {full - base} changes of one transaction"
+    story = (
+        f"the file is neither as before the operation nor as after it: it {difference(state, base)}"
+    )
     return [("P14", story)]
 
 
-def control(operation: str) -> Point:
-    """Return the run in which nothing befalls the operation: it must pass as well."""
-    return Point(operation=operation, number=0, kind="-", file="-", fault="none")
+def undisturbed_wrong(found: Mapping[str, Any], *, tells: str, calls: int, operation: str) -> str:
+    """Return why the run without a fault was not the operation that it is named for; or nothing."""
+    if found["told"] != tells:
+        text = f" ({found['error']})" if found["error"] else ""
+        return f"{operation} did not do what it is for: its caller was told {found['told']}{text}"
+    if not calls:
+        return (
+            f"{operation} makes no file call that the shim sees: nothing to kill at (is SQLite "
+            "linked statically?)"
+        )
+    return ""
+
+
+# What became of a point.
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """What was seen at a point."""
+
+    point: Point
+    verdict: str
+    reason: str = ""  #: of unknown, or the first violation
+    found: dict[str, Any] = field(default_factory=dict)  #: the lane's answer
+
+    @property
+    def broken(self) -> list[tuple[str, str]]:
+        """Return (property, story) of what the engine itself found, beside the judge."""
+        return [(number, story) for number, story in self.found.get("broken", ())]
+
+    def record(self) -> dict[str, Any]:
+        """Return the line of points.jsonl."""
+        point = self.point
+        return {
+            "operation": point.operation,
+            "call": point.number,
+            "process": point.call.process,
+            "kind": point.call.kind,
+            "file": point.call.file,
+            "fault": point.fault,
+            "verdict": self.verdict,
+            "reason": self.reason,
+        } | {name: self.found[name] for name in KEPT if name in self.found}
+
+
+def outcome_of(point: Point, found: dict[str, Any]) -> Outcome:
+    """Return the outcome of a point from the lane's answer."""
+    if not found["reached"]:
+        return Outcome(point=point, verdict=UNKNOWN, reason=found["why"], found=found)
+    broken = [
+        *((number, story) for number, story in found["broken"]),
+        *_violated(found["properties"]),
+    ]
+    if broken:
+        number, story = broken[0]
+        return Outcome(point=point, verdict=VIOLATED, reason=f"{number}: {story}", found=found)
+    unsure = [*found["unsure"], *failed_checkers(found["properties"])]
+    if unsure:
+        return Outcome(point=point, verdict=UNKNOWN, reason=unsure[0], found=found)
+    return Outcome(point=point, verdict=PASS, found=found)
+
+
+def _violated(properties: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    for number, one in properties.items():
+        if one["verdict"] == VIOLATED:
+            yield number, one["witnesses"][0]["story"]
+
+
+def failed_checkers(properties: Mapping[str, Any]) -> list[str]:
+    """Return the promises whose checker threw at this point: it might have accused."""
+    return [
+        f"{number}: {one['reason']}"
+        for number, one in properties.items()
+        if one["verdict"] == UNKNOWN and str(one.get("reason", "")).startswith(CHECKER_FAILED)
+    ]

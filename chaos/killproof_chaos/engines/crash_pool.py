@@ -22,13 +22,14 @@ class Pool:
         for number in range(lanes):
             folder = place / f"lane{number}"
             folder.mkdir()
-            words = ("lane", name, str(place / "templates"), str(folder), str(os.getpid()))
+            words = (name, str(place / "templates"), str(folder), str(os.getpid()))
             self._lanes.append(
                 subprocess.Popen(
                     [sys.executable, "-m", "killproof_chaos.engines.crash_lane", *words],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=self._log,
+                    process_group=0,  # Ctrl-C is for the supervisor, which tells what was done.
                 )
             )
 

@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from killproof_chaos.engines.crash_session import BRIEF_NS, Session, wait_until
@@ -46,6 +46,11 @@ class Scenario:
     prepare: Callable[[Context], None] | None  #: None: there is no file yet
     before: Callable[[Context], None] | None = None
     opens: bool = False  #: the queue is opened by `before` or by the act itself
+    tells: str = "ok"  #: what its caller is told when nothing befalls it
+    changes: bool = True  #: it changes what other processes see
+    peer: bool = False  #: another process has the queue open all the while
+    base: str = ""  #: the operation that it is a variant of
+    by_worker: bool = True  #: a worker of the target's can do the jobs of this one
 
 
 def job(name: str, *, script: tuple[str, ...] = ("ok",), sink: str = "table", **more: Any) -> Job:
@@ -86,6 +91,16 @@ def _delayed_job(context: Context) -> None:
     context.memo["due"] = time.time() + DELAY_MS / 1_000 + 0.002
 
 
+def _ledger_job(context: Context) -> None:
+    context.session.enqueue(job("paid", sink="ledger"))
+    context.session.enqueue(job("second", sink="log"))
+
+
+def _held_job(context: Context) -> None:
+    _two_jobs(context)
+    context.session.more["hold"]("second")
+
+
 def _dead_job(context: Context) -> None:
     session = context.session
     session.enqueue(job("first", script=("permanent", "ok")))
@@ -123,8 +138,19 @@ def _pass_on(context: Context) -> None:
     context.memo["other"] = other
 
 
+def _stop_file(context: Context) -> None:
+    session, context.current = context.session, None
+    context.memo["repair"] = session.more["repair"]("the disk failed in this scenario")
+
+
 def _die_holding(context: Context) -> None:
     """Let another worker claim a job and be killed, and let its lease run out."""
+    _death_of_a_holder(context)
+    # Not before: a connection that is open at a fork is made anew, and would count as calls.
+    context.current = context.open("child")
+
+
+def _death_of_a_holder(context: Context) -> None:
     pid = os.fork()
     if pid == 0:
         try:
@@ -146,8 +172,13 @@ def _die_holding(context: Context) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(pid, 0)
     wait_until(time.time() + BRIEF_NS / 1e9)
-    # Not before: a connection that is open at a fork is made anew, and would count as calls.
-    context.current = context.open("child")
+
+
+def _hold_two(context: Context) -> None:
+    session = context.session
+    context.memo["leases"] = [session.claim(), session.claim()]
+    for lease in context.memo["leases"]:
+        session.play(lease)
 
 
 def _wait_until_due(context: Context) -> None:
@@ -156,6 +187,12 @@ def _wait_until_due(context: Context) -> None:
 
 def _open(context: Context) -> None:
     context.current = context.open("child")
+
+
+def _reopen(context: Context) -> bool:
+    """Open the queue after somebody else's death, and take back what was lost."""
+    _open(context)
+    return not context.session.reaps or context.session.reap() > 0
 
 
 def _claim(context: Context) -> bool:
@@ -172,13 +209,38 @@ def _close(context: Context) -> None:
     session.close()
 
 
-SCENARIOS: Final = (
-    Scenario(operation="open_and_migrate", prepare=None, act=_open, opens=True),
-    Scenario(operation="open", prepare=_two_jobs, act=_open, opens=True),
-    Scenario(operation="enqueue", prepare=_two_jobs, act=lambda c: c.session.enqueue(KEYED)),
+def _more(operation: str, of: Callable[[Context], Any]) -> Callable[[Context], object]:
+    """Return the act of a call that few queues have; `of` says what the call gets."""
+    return lambda context: context.session.more[operation](of(context))
+
+
+#: A call that few queues have: what its template holds, what comes before it, and what it gets.
+FURTHER: Final = (
+    ("enqueue_many", _two_jobs, None, lambda c: BATCH),
+    ("enqueue_with_note", _two_jobs, None, lambda c: KEYED),
+    ("claim_many", _two_jobs, None, lambda c: 2),
+    ("ack_many", _two_logs, _hold_two, lambda c: c.memo["leases"]),
+    ("ack_and_claim", _two_logs, _hold_and_play, lambda c: c.lease),
+    ("release", _two_jobs, _hold, lambda c: c.lease),
+    ("snooze", _two_jobs, _hold, lambda c: c.lease),
+    ("hold_leased", _two_jobs, _hold, lambda c: c.lease),
+    ("ledger", _ledger_job, _hold, lambda c: c.lease),
+    ("cancel", _two_jobs, None, lambda c: "second"),
+    ("replay", _dead_job, None, lambda c: "first"),
+    ("hold", _two_jobs, None, lambda c: "second"),
+    ("unhold", _held_job, None, lambda c: "second"),
+    ("reprioritise", _two_jobs, None, lambda c: "second"),
+    ("get", _two_jobs, None, lambda c: "second"),
+    ("counts", _two_jobs, None, lambda c: None),
+    ("checkpoint", _two_jobs, None, lambda c: KEYED),
+)
+ALONE: Final = (
+    Scenario(operation="open_and_migrate", prepare=None, act=_open, opens=True, changes=False),
+    Scenario(operation="open", prepare=_two_jobs, act=_open, opens=True, changes=False),
     Scenario(
-        operation="enqueue_many", prepare=_two_jobs, act=lambda c: c.session.enqueue_many(BATCH)
+        operation="reopen", prepare=_two_jobs, before=_death_of_a_holder, act=_reopen, opens=True
     ),
+    Scenario(operation="enqueue", prepare=_two_jobs, act=lambda c: c.session.enqueue(KEYED)),
     Scenario(operation="claim", prepare=_two_jobs, act=_claim),
     Scenario(
         operation="extend",
@@ -198,22 +260,7 @@ SCENARIOS: Final = (
         before=_hold_and_play,
         act=lambda c: c.session.completing(c.lease),
     ),
-    Scenario(
-        operation="ack_and_claim",
-        prepare=_two_logs,
-        before=_hold_and_play,
-        act=lambda c: c.session.ack_and_claim(c.lease),
-    ),
     Scenario(operation="nack", prepare=_failing_job, before=_hold_and_play, act=_nack),
-    Scenario(
-        operation="release",
-        prepare=_two_jobs,
-        before=_hold,
-        act=lambda c: c.session.release(c.lease),
-    ),
-    Scenario(
-        operation="snooze", prepare=_two_jobs, before=_hold, act=lambda c: c.session.snooze(c.lease)
-    ),
     Scenario(
         operation="reap",
         prepare=_two_jobs,
@@ -222,15 +269,40 @@ SCENARIOS: Final = (
         opens=True,
     ),
     Scenario(operation="promote", prepare=_delayed_job, before=_wait_until_due, act=_claim),
-    Scenario(operation="cancel", prepare=_two_jobs, act=lambda c: c.session.cancel("second")),
-    Scenario(operation="replay", prepare=_dead_job, act=lambda c: c.session.replay("first")),
     Scenario(
         operation="late_ack",
         prepare=_lost_lease,
         before=_pass_on,
         act=lambda c: c.session.ack(c.memo["lost"]),
+        tells="definite",
+        changes=False,
     ),
-    Scenario(operation="checkpoint", prepare=_two_jobs, act=lambda c: c.session.checkpoint(KEYED)),
+    *(
+        Scenario(
+            operation=name,
+            prepare=prepare,
+            before=before,
+            act=_more(name, of),
+            changes=name not in ("get", "counts"),
+            by_worker=name != "ledger",
+        )
+        for name, prepare, before, of in FURTHER
+    ),
+    Scenario(
+        operation="repair",
+        prepare=_two_jobs,
+        before=_stop_file,
+        act=lambda c: c.memo["repair"](),
+        changes=False,
+    ),
     Scenario(operation="close", prepare=_two_jobs, before=_hold, act=_close),
+)
+#: Operations that are also killed beside a peer that lives on: then nobody recovers the log, and
+#: its index, the locks and the queue's side files are as the dead process has left them.
+BESIDE_A_PEER: Final = ("open", "enqueue", "claim", "completing", "reap", "checkpoint", "close")
+SCENARIOS: Final = ALONE + tuple(
+    replace(one, operation=f"{one.operation}_beside_a_peer", peer=True, base=one.operation)
+    for one in ALONE
+    if one.operation in BESIDE_A_PEER
 )
 BY_NAME: Final[Mapping[str, Scenario]] = {one.operation: one for one in SCENARIOS}

@@ -12,7 +12,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -22,6 +23,9 @@ from killproof_evidence.store import Store
 
 #: The server imports the target and all it needs; on a busy machine that takes seconds.
 WARM_SECONDS_MAX: Final = 60.0
+
+#: What a worker that says nothing is given to start.
+SILENT_NS: Final = 200_000_000
 
 State = Literal["starting", "running", "stopped", "dying", "ended"]
 
@@ -40,7 +44,7 @@ class Process:
     slot: int
     born_ns: int
     pid: int = 0
-    pidfd: int = -1
+    pidfd: int = -1  #: -1 also when it had ended before it could be watched
     state: State = "starting"
     status: int | None = None  #: as waitpid told it
     told_stop_ns: int = 0  #: when it was sent SIGTERM; 0: never
@@ -48,19 +52,45 @@ class Process:
 
     def send(self, signum: signal.Signals) -> bool:
         """Send a signal to this very process; False when it has ended already."""
+        if self.pidfd < 0:
+            return False
         try:
             signal.pidfd_send_signal(self.pidfd, signum)
         except ProcessLookupError:
             return False
         return True
 
+    def unwatch(self) -> None:
+        """Close the pidfd."""
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+
 
 class Crew:
     """Starts, watches and ends the processes; every method is called by the supervisor's loop."""
 
-    def __init__(self, store: Store, place: Path, target: str, board: Board) -> None:
-        """Start the warm server for this target; `warm` waits until it is ready."""
+    def __init__(
+        self,
+        store: Store,
+        place: Path,
+        target: str,
+        board: Board,
+        *,
+        beneath: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start the warm server for this target; `warm` waits until it is ready.
+
+        Args:
+            store: of the run.
+            place: the folder of the queue.
+            target: its name.
+            board: where the processes say what they do.
+            beneath: environment that must be there before a process begins, such as the shim's.
+        """
         self.board = board
+        #: Workers in another language say nothing; they are at work when they must be.
+        self.are_workers_silent = False
         self.alive: dict[int, Process] = {}
         self._store = store
         self._lives: dict[str, int] = {}
@@ -82,6 +112,7 @@ class Crew:
             self._server = subprocess.Popen(
                 [sys.executable, "-m", "killproof_chaos.engines.warm", *words],
                 pass_fds=[theirs.fileno()],
+                env=os.environ | (beneath or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -103,7 +134,7 @@ class Crew:
     def spawn(self, base: str, role: str, **rest: Any) -> Process:
         """Ask the server for a process; it is `running` once it has opened the queue."""
         life = self._lives[base] = self._lives.get(base, 0) + 1
-        slot = self._slots.setdefault(base, len(self._slots))
+        slot = self.slot_of(base)
         process = Process(
             base=base, name=f"{base}.{life}", role=role, slot=slot, born_ns=time.monotonic_ns()
         )
@@ -136,17 +167,34 @@ class Crew:
             elif "spawned" in record:
                 process = self._waiting.pop(record["spawned"])
                 process.pid = record["pid"]
-                process.pidfd = os.pidfd_open(process.pid)
+                with suppress(ProcessLookupError):
+                    process.pidfd = os.pidfd_open(process.pid)
                 self.alive[process.pid] = process
             else:
                 process = self.alive.pop(record["ended"])
-                os.close(process.pidfd)
+                process.unwatch()
                 process.state, process.status = "ended", record["status"]
                 ended.append(process)
         for process in self.alive.values():
-            if process.state == "starting" and self.board.is_ready(process.slot, process.pid):
+            if process.state == "starting" and self._is_at_work(process):
                 process.state = "running"
         return ended
+
+    def _is_at_work(self, process: Process) -> bool:
+        """Say whether a process has opened the queue; one that cannot tell has had its time."""
+        if self.board.is_ready(process.slot, process.pid):
+            return True
+        silent = self.are_workers_silent and process.role == "worker"
+        return silent and time.monotonic_ns() - process.born_ns > SILENT_NS
+
+    def slot_of(self, base: str) -> int:
+        """Return the slot that every life of this process has on the board."""
+        return self._slots.setdefault(base, len(self._slots))
+
+    @property
+    def slots(self) -> list[int]:
+        """The slots of all processes, also of those that have just ended and will live again."""
+        return list(self._slots.values())
 
     @property
     def all_born(self) -> bool:
@@ -165,7 +213,7 @@ class Crew:
             self._server.kill()
         self._server.wait()
         for process in self.alive.values():
-            os.close(process.pidfd)
+            process.unwatch()
         self.alive.clear()
 
     def _records(self, seconds: float) -> Iterator[dict[str, Any]]:

@@ -3,10 +3,11 @@
 The run is recorded under the shim once (`disk_record`). Then the disk is rebuilt as a cut would
 leave it at each point, under each policy (`disk_model`), opened by the target, and held against
 everything that clients had been told by then (`disk_check`, side by side in `disk_pool`). Equal
-images are opened once.
+images are opened once. What was found becomes the verdict in `disk_verdict`.
 
-What it cannot see: a disk that breaks its own promises (a cache that ignores flushes), and queues
-that write through a map or past the C library.
+What it cannot see: a disk that breaks its own promises (a cache that ignores flushes), sectors that
+come back as garbage, and queues that write through a map or past the C library. An extension or a
+reap that was answered too early takes nothing that counts: after a cut every lease is dead.
 """
 
 import os
@@ -14,99 +15,40 @@ import random
 import shutil
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 from killproof_chaos import targets
-from killproof_chaos.engines import disk_words
+from killproof_chaos.engines import disk_verdict, disk_words
 from killproof_chaos.engines.crew import EngineFailed
-from killproof_chaos.engines.disk_check import Told, read_told
-from killproof_chaos.engines.disk_model import Policy, Tape, World, compile_tape
-from killproof_chaos.engines.disk_pool import CheckFailed, Image, Work, check_all
-from killproof_chaos.engines.disk_record import Recording, database_name, load, record
+from killproof_chaos.engines.disk_check import ROOM_BYTES_MIN, read_told
+from killproof_chaos.engines.disk_model import Disk, Policy, Tape, World, compile_tape
+from killproof_chaos.engines.disk_pool import HANGING_MAX, CheckFailed, Work, check_all
+from killproof_chaos.engines.disk_record import NO_CONTENT, Copy, Recording, load, record
+from killproof_chaos.engines.disk_settle import settled
+from killproof_chaos.engines.disk_verdict import Findings, Options, Turn
 from killproof_chaos.shim.build import ShimUnavailable
-from killproof_evidence.environment import environment
-from killproof_evidence.judge import PROPERTIES
+from killproof_chaos.shim.log import FileKey
+from killproof_chaos.stores import run_record
 from killproof_evidence.store import Store, write_json
 from killproof_evidence.target import Target
 
 RAM: Final = Path("/dev/shm")
-#: What this engine judges in every image; P1 at the level that the contract says.
-JUDGED: Final = ("P1", "P6", "P7", "P12", "P13", "P14", "P16")
-WITNESSES_MAX: Final = 5
-#: Acknowledgements named in one line of lost.jsonl.
-NAMED_MAX: Final = 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What was asked for."""
-
-    target: str
-    points: int | None  #: None: all
-    policies: tuple[Policy, ...]
-    seed: int
-    jobs: int
-
-    def argv(self) -> list[str]:
-        """Return the command that does the same again."""
-        return [
-            "killproof", "chaos", "disk", "--target", self.target,
-            "--points", "all" if self.points is None else str(self.points),
-            "--policy", ",".join(self.policies), "--seed", str(self.seed),
-            "--jobs", str(self.jobs),
-        ]  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
-    """How far the engine is."""
-
-    phase: str  #: record, check
-    done: int = 0  #: images looked at
-    total: int = 0
-    distinct: int = 0
-    lost: int = 0  #: images in which an acknowledgement is gone
-    seconds: float = 0.0  #: since the first image
-
+#: Of the largest copy: the files, the log that recovery writes, the shared memory, and as much.
+ROOM_SIZES: Final = 6
+#: Points are checked in rounds, each spread over the whole run: (first, stride).
+ROUNDS: Final = ((0, 16), (8, 16), (4, 8), (2, 4), (1, 2))
 
 Show = Callable[[Turn], None]
 
 
-@dataclass(slots=True, kw_only=True)
-class Findings:
-    """What all images showed."""
-
-    images: int = 0
-    digests: set[bytes] = field(default_factory=set)
-    lost: list[tuple[Image, tuple[int, ...]]] = field(default_factory=list)
-    broken: dict[str, list[tuple[Image, str | None, str]]] = field(default_factory=dict)
-    unopened: int = 0
-    pending: int = 0  #: images with something pending
-    jobs_max: int = 0
-    seconds: float = 0.0
-
-    def take(self, image: Image) -> None:
-        """Count an image, and keep what is wrong with it."""
-        self.images += 1
-        self.digests.add(image.digest)
-        self.unopened += not image.outcome.opens
-        self.pending += image.pending > 0
-        self.jobs_max = max(self.jobs_max, image.outcome.jobs)
-        gone = tuple(number for number in image.outcome.unhonoured if number < image.notes)
-        if gone:
-            self.lost.append((image, gone))
-        for broken in image.outcome.broken:
-            found = self.broken.setdefault(broken.promise, [])
-            found.append((image, broken.job, broken.story))
-
-
 def run(options: Options, store: Store, show: Show) -> dict[str, Any]:
     """Record, cut at every point, judge; write verdict.json and return it.
+
+    Ctrl-C ends it early: the verdict then stands on what had been seen.
 
     Raises:
         EngineFailed: the harness could not do its part, which says nothing of the queue.
@@ -115,12 +57,15 @@ def run(options: Options, store: Store, show: Show) -> dict[str, Any]:
     started = time.time()
     show(Turn(phase="record"))
     try:
-        recording = record(target, store, seed=options.seed, jobs=options.jobs)
+        recording = record(options.target, target, store, seed=options.seed, jobs=options.jobs)
     except ShimUnavailable as error:
-        verdict = _verdict(options, target, store, Findings(), None, [str(error)])
-        return _written(store, options, verdict, started)
-    verdict = _judged(options, target, recording, store, show)
-    return _written(store, options, verdict, started)
+        verdict = disk_verdict.without_images(options, target, store, str(error))
+    except KeyboardInterrupt:
+        reason = "stopped by a signal while the run was being recorded"
+        verdict = disk_verdict.without_images(options, target, store, reason)
+    else:
+        verdict = judged(options, target, recording, store, show)
+    return _written(store, options, target, verdict, started)
 
 
 def again(store: Store, show: Show) -> dict[str, Any]:
@@ -133,63 +78,136 @@ def again(store: Store, show: Show) -> dict[str, Any]:
     saved = store.read_run()["options"]
     policies = tuple(Policy(word) for word in saved["policies"])
     options = Options(**{**saved, "policies": policies})
-    verdict = _judged(options, targets.load(options.target), load(store), store, show)
+    verdict = judged(options, targets.load(options.target), load(store), store, show)
     write_json(store.verdict, verdict)
     return verdict
 
 
-def _judged(
+def judged(
     options: Options, target: Target, recording: Recording, store: Store, show: Show
 ) -> dict[str, Any]:
     """Cut the power at every point asked for, and judge what is left."""
-    tapes = _tapes(recording)
-    told = tuple(read_told(note.text) for note in tapes[World.HAPPENED].notes)
+    tapes, doubts = tapes_of(recording)
+    tape = next(iter(tapes.values()))
+    told = tuple(read_told(note.text) for note in tape.notes)
+    facts = disk_words.Facts(recording=recording, tape=tape, told=told)
     findings = Findings()
-    points = [
-        (world, step) for world, tape in tapes.items() for step in _sampled(tape, options.points)
-    ]
-    cores = len(os.sched_getaffinity(0))
-    with _images_folder(store) as folder:
+    points = in_rounds(
+        [(world, step) for world, each in tapes.items() for step in sampled(each, options.points)]
+    )
+    size = max((sum(map(len, copy.files.values())) for copy in recording.copies), default=0)
+    with _images_folder(store, size) as folder:
         work = Work(
             target=target, tapes=tapes, told=told, policies=options.policies, seed=options.seed,
-            folder=folder,
-            database=database_name(
-                target, {name: content for name, (_, content) in recording.initial.items()}
-            ),
+            folder=folder, database=recording.database, prepared=facts.prepared,
         )  # fmt: skip
-        total = len(points) * len(options.policies)
-        began = time.monotonic()
         try:
-            for image in check_all(work, points, cores):
-                findings.take(image)
-                findings.seconds = time.monotonic() - began
-                show(
-                    Turn(
-                        phase="check", done=findings.images, total=total,
-                        distinct=len(findings.digests), lost=len(findings.lost),
-                        seconds=findings.seconds,
-                    )
-                )  # fmt: skip
+            _check(options, work, points, findings, show)
+        except KeyboardInterrupt:
+            findings.stopped = "by a signal"
         except CheckFailed as error:
             raise EngineFailed(str(error)) from error
-    because = [*recording.problems, *_missed(recording, tapes[World.HAPPENED], told, findings)]
-    facts = disk_words.Facts(recording=recording, tape=tapes[World.HAPPENED], told=told)
-    _write_lost(store, findings, facts)
-    return _verdict(options, target, store, findings, facts, because)
+    total = len(points) * len(options.policies)
+    doubts = [*recording.problems, *doubts]
+    because = []
+    if findings.stopped and not findings.is_violated(target):
+        because.append(f"stopped {findings.stopped} after {findings.images} of {total} images")
+    owed = disk_verdict.obligations(target, facts, findings)
+    disk_verdict.write_lost(store, findings, facts)
+    disk_verdict.write_points(store, options, findings, facts)
+    case = disk_verdict.Case(
+        options=options, target=target, findings=findings, facts=facts, owed=owed, doubts=doubts
+    )
+    return disk_verdict.verdict(case, store, because)
 
 
-def _tapes(recording: Recording) -> dict[World, Tape]:
-    """Return the tape of each world; they differ only where a write has no logged end."""
-    made = {
-        world: compile_tape(
-            recording.records, root=recording.root, initial=recording.initial, world=world
-        )
-        for world in World
-    }
-    return made if made[World.HAPPENED].unended else {World.HAPPENED: made[World.HAPPENED]}
+def _check(
+    options: Options,
+    work: Work,
+    points: Sequence[tuple[World, int]],
+    findings: Findings,
+    show: Show,
+) -> None:
+    """Check every image; with `fail_fast`, none after the first that breaks a promise."""
+    total = len(points) * len(options.policies)
+    began = time.monotonic()
+    cores = len(os.sched_getaffinity(0))
+    for image in check_all(work, points, cores, findings.spent):
+        findings.take(image)
+        findings.seconds = time.monotonic() - began
+        show(
+            Turn(
+                phase="check", done=findings.images, total=total,
+                distinct=len(findings.digests), lost=len(findings.lost),
+                seconds=findings.seconds,
+            )
+        )  # fmt: skip
+        if findings.hanging >= HANGING_MAX:
+            findings.stopped = f"when {HANGING_MAX} images did not open in time"
+            return
+        if options.fail_fast and findings.is_violated(work.target):
+            findings.stopped = "at the first violation"
+            return
 
 
-def _sampled(tape: Tape, points: int | None) -> Sequence[int]:
+def tapes_of(recording: Recording) -> tuple[dict[World, Tape], list[str]]:
+    """Return the tapes that may be true, and what is wrong when none rebuilds the files.
+
+    The worlds differ only where nobody knows what a killed process's call did. One in which the
+    files come out otherwise than they were is not the true one.
+    """
+    first = _compiled(recording, World.HAPPENED, {})
+    looks = [(copy.seq, _by_key(first, copy)) for copy in recording.copies]
+    known = settled(recording.records, looks)
+    tapes = {world: _compiled(recording, world, known) for world in World}
+    if not tapes[World.HAPPENED].unended:
+        del tapes[World.NEVER]
+    wrong = {world: _difference(tape, recording.copies) for world, tape in tapes.items()}
+    true = {world: tape for world, tape in tapes.items() if wrong[world] is None}
+    if true:
+        return true, []
+    return tapes, [f"the log does not rebuild the files: {wrong[World.HAPPENED]}"]
+
+
+def _compiled(recording: Recording, world: World, known: Mapping[tuple[int, int], int]) -> Tape:
+    return compile_tape(
+        recording.records, root=recording.root, initial={}, world=world, settled=known,
+        deaths=_deaths(recording),
+    )  # fmt: skip
+
+
+def _deaths(recording: Recording) -> dict[int, int]:
+    """Return, for each killed process, the first record after the supervisor knew it dead."""
+    found = {}
+    for kill in recording.kills:
+        later = (r.seq for r in recording.records if getattr(r, "time_ns", 0) > kill.dead_ns)
+        found[kill.pid] = next(later, len(recording.records))
+    return found
+
+
+def _at(tape: Tape, copy: Copy) -> Disk:
+    """Return the disk as it was when a copy was taken."""
+    disk = Disk(tape)
+    disk.play(sum(step.seq < copy.seq for step in tape.steps) - 1)
+    return disk
+
+
+def _by_key(tape: Tape, copy: Copy) -> dict[FileKey, bytes]:
+    keys = _at(tape, copy).keys()
+    return {keys[name]: content for name, content in copy.files.items() if name in keys}
+
+
+def _difference(tape: Tape, copies: Sequence[Copy]) -> str | None:
+    """Say where the rebuilt files differ from those that were there; None: nowhere."""
+    for number, copy in enumerate(copies, 1):
+        made = _at(tape, copy).image(Policy.KEEP, random.Random(0))
+        for name in sorted(made.keys() | copy.files.keys()):
+            if not name.endswith(NO_CONTENT) and made.get(name) != copy.files.get(name):
+                return f"{name} is not as in copy {number}"
+    return None
+
+
+def sampled(tape: Tape, points: int | None) -> Sequence[int]:
     """Return the steps after which the power is cut, evenly spread, first and last included."""
     count = len(tape.steps)
     if points is None or points >= count:
@@ -199,10 +217,19 @@ def _sampled(tape: Tape, points: int | None) -> Sequence[int]:
     return sorted({round(at * (count - 1) / (points - 1)) for at in range(points)})
 
 
+def in_rounds(points: Sequence[tuple[World, int]]) -> list[tuple[World, int]]:
+    """Return the points so that the first few are spread over the whole run, and so on."""
+    return [point for first, stride in ROUNDS for point in points[first::stride]]
+
+
 @contextmanager
-def _images_folder(store: Store) -> Iterator[Path]:
-    """Give a folder in RAM, where there is some: an image is looked at once and overwritten."""
+def _images_folder(store: Store, size: int) -> Iterator[Path]:
+    """Give a folder in RAM, where there is enough: an image is looked at once and overwritten."""
     in_ram = RAM.is_dir() and os.access(RAM, os.W_OK)
+    if in_ram:
+        status = os.statvfs(RAM)
+        needed = ROOM_BYTES_MIN + ROOM_SIZES * size * len(os.sched_getaffinity(0))
+        in_ram = status.f_bavail * status.f_frsize > needed
     folder = Path(tempfile.mkdtemp(prefix="killproof-", dir=RAM if in_ram else store.path))
     try:
         yield folder
@@ -210,169 +237,21 @@ def _images_folder(store: Store) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _missed(
-    recording: Recording, tape: Tape, told: Sequence[Told | None], findings: Findings
-) -> list[str]:
-    """Return what a run must have seen to mean anything, and did not."""
-    noted = Counter(fact.f for fact in told if fact is not None)
-    seen = disk_words.seen(recording, tape)
-    owed = {
-        "an enqueue was acknowledged": noted["enqueue"] > 0,
-        "a claim was acknowledged": noted["claim"] > 0,
-        "an ack was acknowledged": noted["ack"] > 0,
-        "at least 4 processes wrote": seen.writers >= 4,
-        "a checkpoint wrote the database": seen.database_writes > 0,
-        "the log began anew": seen.log_starts > 1,
-        "an image had something pending": findings.pending > 0,
-    }
-    return [f"obligation missed: {name}" for name, hit in owed.items() if not hit]
-
-
-def _write_lost(store: Store, findings: Findings, facts: disk_words.Facts) -> None:
-    """Write a line for each image in which acknowledgements are gone."""
-    path = store.path / "lost.jsonl"
-    path.unlink(missing_ok=True)
-    with closing(store.writer(path)) as lines:
-        for image, gone in sorted(findings.lost, key=lambda pair: pair[0].step):
-            named = [disk_words.fact(facts, number) for number in gone[:NAMED_MAX]]
-            lines.append(
-                {
-                    "record": disk_words.moment(facts, image),
-                    "step": image.step,
-                    "policy": image.policy,
-                    "world": image.world,
-                    "lost": len(gone),
-                    "acknowledged": named,
-                }
-            )
-
-
-def _verdict(
-    options: Options,
-    target: Target,
-    store: Store,
-    findings: Findings,
-    facts: disk_words.Facts | None,
-    because: list[str],
-) -> dict[str, Any]:
-    """Return verdict.json as an object."""
-    properties = {
-        entry.number: _property(entry.number, entry.engines[0], target, findings, facts)
-        for entry in PROPERTIES
-    }
-    words = {found["verdict"] for found in properties.values()}
-    word = "violated" if "violated" in words else "unknown" if because else "pass"
-    told = facts.told if facts is not None else ()
-    noted = Counter(fact.f for fact in told if fact is not None)
-    level = target.contract.promised("P1")
-    return {
-        "schema": 1,
-        "target": options.target,
-        "engine": "disk",
-        "seed": options.seed,
-        "level": level or "process",
-        "verdict": word,
-        "unknown_because": because,
-        "properties": properties,
-        "faults": {},
-        "coverage": {
-            "obliged": 7,
-            "hit": 7 - sum(reason.startswith("obligation") for reason in because),
-            "missed": [reason for reason in because if reason.startswith("obligation")],
-        },
-        "counts": {
-            "images": findings.images,
-            "distinct": len(findings.digests),
-            "points": 0 if facts is None else len(facts.tape.steps),
-            "records": 0 if facts is None else len(facts.recording.records),
-            "acknowledged": sum(noted.values()),
-            "images_lost": len(findings.lost),
-            "images_unopened": findings.unopened,
-            "images_per_second": round(findings.images / findings.seconds)
-            if findings.seconds
-            else 0,
-        },
-        "exhausted": options.points is None,
-        "jobs": {"enqueued": noted["enqueue"], "jobs_max": findings.jobs_max},
-        "recovery_ms": {},
-        "environment": environment(store.path, durability=str(level) if level else None),
-        "replay": " ".join(options.argv()),
-    }
-
-
-def _property(
-    number: str,
-    engine: str,
-    target: Target,
-    findings: Findings,
-    facts: disk_words.Facts | None,
-) -> dict[str, Any]:
-    promised = target.contract.promised(number)
-    if not promised:
-        return {"verdict": "not_promised", "checked": 0, "witnesses": []}
-    if number not in JUDGED:
-        return {"verdict": "not_judged", "checked": 0, "by": engine, "witnesses": []}
-    if facts is None or not findings.images:
-        reason = "no image was checked"
-        return {"verdict": "unknown", "checked": 0, "reason": reason, "witnesses": []}
-    if number == "P1":
-        return _durability(str(promised), findings, facts)
-    broken = findings.broken.get(number, [])
-    witnesses = [
-        disk_words.witness(facts, image, job, story) for image, job, story in broken[:WITNESSES_MAX]
-    ]
-    found: dict[str, Any] = {
-        "verdict": "violated" if broken else "pass",
-        "checked": findings.images,
-        "witnesses": witnesses,
-    }
-    return found | ({"violations": len(broken)} if broken else {})
-
-
-def _durability(level: str, findings: Findings, facts: disk_words.Facts) -> dict[str, Any]:
-    """P1: at level `process` a cut may take what it takes; the figures still say how much."""
-    lost = sorted(findings.lost, key=lambda pair: (pair[0].step, -len(pair[1])))
-    by_policy = Counter(str(image.policy) for image, _ in lost)
-    figures = {
-        "images_lost": len(lost),
-        "points_lost": len({image.step for image, _ in lost}),
-        "worst": max((len(gone) for _, gone in lost), default=0),
-        "policies": dict(sorted(by_policy.items())),
-    }
-    found: dict[str, Any] = {"checked": findings.images, "level": level, "figures": figures}
-    if level != "power":
-        return found | {"verdict": "not_judged", "by": "proc", "witnesses": []}
-    witnesses = [
-        disk_words.witness(
-            facts, image, facts.told_job(gone[0]), disk_words.loss(facts, image, gone), gone[0]
-        )
-        for image, gone in lost[:WITNESSES_MAX]
-    ]
-    found |= {"verdict": "violated" if lost else "pass", "witnesses": witnesses}
-    return found | ({"violations": len(lost)} if lost else {})
-
-
 def _written(
-    store: Store, options: Options, verdict: dict[str, Any], started: float
+    store: Store, options: Options, target: Target, verdict: dict[str, Any], started: float
 ) -> dict[str, Any]:
     """Write run.json, contract.toml and verdict.json; return the verdict."""
-    store.write_contract(targets.load(options.target).contract)
-    store.write_run(
-        {
-            "target": options.target,
-            "engine": "disk",
-            "seed": options.seed,
-            "argv": options.argv(),
-            "options": asdict(options),
-            "started": started,
-            "ended": time.time(),
-            "contract": "contract.toml",
-            "environment": verdict["environment"],
-            "counts": verdict["counts"],
-            "problems": verdict["unknown_because"],
-            "replay": verdict["replay"],
-        }
+    store.write_contract(target.contract)
+    run = run_record(
+        target,
+        "disk",
+        options.argv(),
+        seed=options.seed,
+        started=started,
+        problems=verdict["unknown_because"],
     )
+    run["options"] = asdict(options)
+    store.write_run(run | {name: verdict[name] for name in ("environment", "counts")})
     write_json(store.verdict, verdict)
     return verdict
 

@@ -1,13 +1,14 @@
 """Images checked side by side: one forked process for each core, each with a disk of its own.
 
-A process plays the tape forward only, so it is handed chunks of points in rising order; what the
-parent has read (the log, the target's modules) it shares without copying. Nothing is started
+A process plays the tape forward, and from the beginning when it is handed an earlier point; what
+the parent has read (the log, the target's modules) it shares without copying. Nothing is started
 twice, and an image costs neither an interpreter nor an import.
 """
 
 import multiprocessing
 import random
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -20,6 +21,12 @@ from killproof_evidence.target import Target
 
 #: Points handed out at once: few enough to end together, enough not to wait for the next.
 CHUNK_POINTS: Final = 8
+
+
+#: A target that does not open so many images in time would not open the others either.
+HANGING_MAX: Final = 3
+#: What was found in an image, by its digest and whether the queue had been made by then.
+Seen = dict[tuple[bytes, bool], Outcome]
 
 
 class CheckFailed(RuntimeError):
@@ -37,6 +44,7 @@ class Image:
     pending: int  #: writes, sizes and names that were not durable there
     notes: int  #: that had been written by then
     outcome: Outcome
+    opened: bool  #: whether this process opened it, or had seen its equal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +57,20 @@ class Work:
     policies: tuple[Policy, ...]
     seed: int
     database: str  #: name of the SQLite file
+    prepared: int  #: number of the note at which the queue had been made
     folder: Path  #: where images are laid out, in RAM if there is any
 
 
-def check_all(work: Work, points: Sequence[tuple[World, int]], cores: int) -> Iterator[Image]:
+def check_all(
+    work: Work, points: Sequence[tuple[World, int]], cores: int, spent: dict[str, float]
+) -> Iterator[Image]:
     """Check every policy at every point; yield as they come, chunks in any order.
+
+    Args:
+        work: what all share.
+        points: in the order in which they are handed out.
+        cores: so many processes.
+        spent: takes up the CPU seconds that went into each part of the work.
 
     Raises:
         CheckFailed: a process ended before its work did.
@@ -74,7 +91,7 @@ def check_all(work: Work, points: Sequence[tuple[World, int]], cores: int) -> It
         while crew:
             for ready in wait([*crew, *(process.sentinel for process in crew.values())]):
                 if isinstance(ready, Connection):
-                    yield from _received(ready)
+                    yield from _received(ready, spent)
                     if chunks:
                         ready.send(chunks.pop(0))
                     else:
@@ -92,34 +109,49 @@ def check_all(work: Work, points: Sequence[tuple[World, int]], cores: int) -> It
             connection.close()
 
 
-def _received(connection: Connection) -> list[Image]:
+def _received(connection: Connection, spent: dict[str, float]) -> list[Image]:
     try:
         found = connection.recv()
     except EOFError:
         raise CheckFailed("a checking process ended in the middle of its answer") from None
     if isinstance(found, str):
         raise CheckFailed(f"a checking process failed: {found}")
-    images: list[Image] = found
+    images: list[Image] = found[0]
+    for part, seconds in found[1].items():
+        spent[part] = spent.get(part, 0.0) + seconds
     return images
 
 
 def _work(channel: Connection, work: Work, place: Path) -> None:
     """Check chunks until there are no more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends this one.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     checker = Checker(work.target, place, work.told, database=work.database)
     disks: dict[World, Disk] = {}
-    seen: dict[bytes, Outcome] = {}
+    seen: Seen = {}
     while (chunk := channel.recv()) is not None:
+        checker.spent.clear()
         try:
-            found = [
-                image
-                for world, step in chunk
-                for image in _images(work, world, step, disks, checker, seen)
-            ]
+            found = []
+            for image in _chunk(work, chunk, disks, checker, seen):
+                found.append(image)
+                if sum(one.outcome.hangs for one in found) >= HANGING_MAX:
+                    break
         except Exception as error:
             channel.send(f"{type(error).__name__}: {error}")
             return
-        channel.send(found)
+        channel.send((found, dict(checker.spent)))
+
+
+def _chunk(
+    work: Work,
+    points: Sequence[tuple[World, int]],
+    disks: dict[World, Disk],
+    checker: Checker,
+    seen: Seen,
+) -> Iterator[Image]:
+    for world, step in points:
+        yield from _images(work, world, step, disks, checker, seen)
 
 
 def _images(
@@ -128,21 +160,26 @@ def _images(
     step: int,
     disks: dict[World, Disk],
     checker: Checker,
-    seen: dict[bytes, Outcome],
+    seen: Seen,
 ) -> Iterator[Image]:
     tape = work.tapes[world]
-    disk = disks.setdefault(world, Disk(tape))
+    if world not in disks or disks[world].step > step:
+        disks[world] = Disk(tape)
+    disk = disks[world]
     disk.play(step)
     notes, pending = tape.notes_before(step), disk.pending
+    prepared = notes > work.prepared
     name: bytes | None = None
     for policy in work.policies:
+        opened = False
         if name is None or pending:  # Else every policy leaves the same files.
-            source = random.Random(f"{work.seed} {step} {policy}")
-            files = disk.image(policy, source)
+            began = time.process_time()
+            files = disk.image(policy, random.Random(f"{work.seed} {step} {policy}"))
             name = digest(files)
-            if name not in seen:
-                seen[name] = checker.check(files)
+            checker.spent["rebuild"] += time.process_time() - began
+            if opened := (name, prepared) not in seen:
+                seen[name, prepared] = checker.check(files, prepared=prepared)
         yield Image(
             step=step, policy=policy, world=world, digest=name, pending=pending, notes=notes,
-            outcome=seen[name],
+            outcome=seen[name, prepared], opened=opened,
         )  # fmt: skip

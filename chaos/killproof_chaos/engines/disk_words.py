@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from killproof_chaos.engines.disk_check import Told
+from killproof_chaos.engines.disk_client import PREPARED_NOTE
 from killproof_chaos.engines.disk_model import Tape
 from killproof_chaos.engines.disk_pool import Image
 from killproof_chaos.engines.disk_record import Recording
@@ -25,6 +26,14 @@ class Facts:
     recording: Recording
     tape: Tape
     told: Sequence[Told | None]
+
+    @property
+    def prepared(self) -> int:
+        """The number of the note at which the queue had been made; 0 when there is none."""
+        for number, note in enumerate(self.tape.notes):
+            if note.text == PREPARED_NOTE:
+                return number
+        return 0
 
     def told_job(self, number: int) -> str | None:
         """Return the queue's id of the job that this note is about."""

@@ -20,6 +20,7 @@ from killproof_evidence.audit import dump_audit, install_audit
 from killproof_evidence.environment import environment
 from killproof_evidence.store import Store
 from killproof_evidence.target import Target
+from killproof_evidence.wall_clock import WallClock
 
 #: The sink that is a table: a row counts when the transaction of the ack has committed.
 EFFECT_TABLE: Final = """
@@ -32,7 +33,9 @@ EFFECT_TABLE: Final = """
 #: After one of these the lease is no longer the process's.
 ENDING: Final = frozenset({"ack", "nack", "release", "snooze"})
 #: What keeps an idle worker from taking over.
-STRIKES: Final = frozenset({"kill", "pause", "term", "handler-exit", "handler-abort"})
+STRIKES: Final = frozenset(
+    {"kill", "pause", "term", "handler-exit", "handler-abort", "io", "io-end"}
+)
 
 
 def prepare(target: Target, place: Path, database: Path, plan: Plan) -> None:
@@ -70,7 +73,6 @@ def finish(
     found = environment(store.path, durability=durability)
     run["environment"] = found
     run["counts"] = _counts(store)
-    run["contract"] = "contract.toml"
     run["files"] = store.sizes()
     run["obligations"]["hit"] = coverage.hit(store, options, run)
     store.write_run(run)
@@ -169,6 +171,7 @@ class _Turns:
         self._claimed: list[int] = []  # In commit order.
         self._at: dict[tuple[str, int | None], tuple[int, dict[str, Any] | None]] = {}
         self._offset_ns = time.time_ns() - time.monotonic_ns()
+        self._clock = WallClock.of_records(r for _, r in store.read(store.nemesis) if r is not None)
         free: dict[str, dict[str, Any]] = {}
         for _, change in store.read(store.audit):
             if change is None:
@@ -192,7 +195,7 @@ class _Turns:
         _, free = self._at.get((claim.job, claim.fence), (0, None))
         if free is None or free.get("t_ms") is None:
             return None
-        return int(free["t_ms"]) * 1_000_000 - self._offset_ns
+        return self._clock.true_ms(int(free["t_ms"])) * 1_000_000 - self._offset_ns
 
 
 def _was_spared(kill: dict[str, Any], until: int | None, faults: list[dict[str, Any]]) -> bool:

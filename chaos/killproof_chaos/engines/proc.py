@@ -1,9 +1,10 @@
 """The engine `proc`: real producers and workers on a real file, really killed, then judged.
 
 Two phases. Chaos: the plan's faults are made until all have hit, for at least the seconds asked
-for and at most three times that. Then heal: no more faults, everybody goes on, the producers
-stop, and the queue must come to rest by itself before a deadline. Only then do the workers get
-SIGTERM, and when the last process has ended the database is copied and read.
+for and at most three times that, or as long as new places are still being hit. Then heal: no more
+faults, everybody goes on, the producers stop, and the queue must come to rest by itself before a
+deadline. Only then do the workers get SIGTERM, and when the last process has ended the database is
+copied and read.
 
 The supervisor is one loop in one thread. It never opens the database while anybody works on it:
 it sees sizes and locks through the kernel, and counts through a process of its own.
@@ -21,11 +22,16 @@ from killproof_chaos import coverage, targets
 from killproof_chaos.engines.crew import Crew, EngineFailed, Process
 from killproof_chaos.engines.finish import finish, prepare
 from killproof_chaos.engines.kernel import open_counts, wal_bytes
+from killproof_chaos.engines.outage import Outage
 from killproof_chaos.engines.roles import read_whole
 from killproof_chaos.engines.starvation import StarvationWatch
 from killproof_chaos.nemesis import Nemesis
 from killproof_chaos.phases import Board
-from killproof_chaos.plan import STRETCH, Options, Plan
+from killproof_chaos.plan import STRETCH, STRETCH_MAX, Options, Plan
+from killproof_chaos.shim.build import ShimUnavailable, build
+from killproof_chaos.shim.control import Control
+from killproof_chaos.shim.environment import preload_environment
+from killproof_chaos.stores import run_record
 from killproof_evidence.contract import TERMINAL
 from killproof_evidence.store import Store
 from killproof_evidence.target import Target
@@ -37,11 +43,13 @@ SHOW_SECONDS: Final = 0.1
 SINK_SECONDS_MAX: Final = 10.0
 #: The queue must come to rest within the time of the run again, but not less than this.
 DRAIN_SECONDS_MIN: Final = 6.0
-#: Who has ended a job has so much longer to end the next.
+#: Who has ended a job, or hit one more place, has so much longer for the next.
 PROGRESS_SECONDS: Final = 2.0
 #: Counts must be the same in so many looks of the observer, a tenth of a second apart.
 STABLE_LOOKS: Final = 3
 STOP_SECONDS_MAX: Final = 15.0
+#: The nemeses that act through the shim.
+THROUGH_SHIM: Final = frozenset({"clock", "io"})
 #: A worker that cannot even start will not start the next time either.
 DEATHS_MAX: Final = 40
 
@@ -107,7 +115,10 @@ class Engine:
         self._nemesis_log = self._store.writer(self._store.nemesis)
         self._samples = self._store.writer(self._store.samples)
         board = Board(self._store.path / "phases.bin")
-        self._crew = Crew(self._store, self._place, self._options.target, board)
+        self._shim = self._make_shim()
+        beneath = preload_environment(self._shim) if self._shim is not None else None
+        self._crew = Crew(self._store, self._place, self._options.target, board, beneath=beneath)
+        self._crew.are_workers_silent = not coverage.phases_of(self._target)
         interrupted = drained = False
         reason = ""
         try:
@@ -124,6 +135,8 @@ class Engine:
         finally:
             self._crew.close()
             board.close()
+            if self._shim is not None:
+                self._shim.close()
             shutil.rmtree(self._wire)
         self._tell("judge", force=True)
         return finish(
@@ -132,25 +145,39 @@ class Engine:
             self._place,
             self._database,
             self._options,
-            {
-                "target": self._target.name,
-                "engine": "proc",
-                "seed": self._options.seed,
-                "argv": self._options.argv(),
-                "started": started,
-                "ended": time.time(),
+            run_record(
+                self._target,
+                "proc",
+                self._options.argv(),
+                seed=self._options.seed,
+                started=started,
+                problems=self._problems,
+                replay=f"killproof chaos replay {self._options.token()}",
+            )
+            | {
                 "chosen_nemeses": list(self._options.nemeses),
                 "obligations": {"obliged": obliged},
                 "drained": drained,
                 "not_drained_because": reason,
                 "interrupted": interrupted,
-                "problems": self._problems,
                 "hits": dict(self._nemesis.hits),
-                "replay": f"killproof chaos replay {self._options.token()}",
-                "broken": self._target.broken,
             }
             | starved,
         )
+
+    def _make_shim(self) -> Control | None:
+        """Make the memory that the shim shares, where a chosen nemesis needs it.
+
+        Without a compiler the run goes on without those faults, and can only be `unknown`.
+        """
+        if not THROUGH_SHIM & set(self._options.nemeses):
+            return None
+        try:
+            build()
+        except ShimUnavailable as error:
+            self._problems.append(str(error))
+            return None
+        return Control.create(self._wire / "shim", watch=self._place)
 
     # --- The phases of a run.
 
@@ -167,11 +194,15 @@ class Engine:
         self._nemesis = Nemesis(
             self._crew,
             self._nemesis_log,
-            self._plan.faults,
+            [f for f in self._plan.faults if self._shim is not None or f.fault not in THROUGH_SHIM],
             database=self._database,
             wire=self._wire,
             lease_ms=lease_ms,
             blind=not coverage.phases_of(self._target),
+            shim=self._shim,
+        )
+        self._outage = Outage(
+            self._target, self._place, self._crew, self._nemesis, self._nemesis_log
         )
         self._start_ns = time.monotonic_ns()
         for name in self._plan.workers:
@@ -184,7 +215,8 @@ class Engine:
         options = self._options
         source = random.Random(f"more {options.seed}")
         asked = {"kill": options.kills, "pause": options.pauses}
-        while (elapsed := self._elapsed()) < options.seconds * STRETCH:
+        reached, limit = 0, options.seconds * STRETCH
+        while (elapsed := self._elapsed()) < limit:
             missing = [
                 fault
                 for fault, count in asked.items()
@@ -197,10 +229,34 @@ class Engine:
                     self._nemesis.add_random(fault, int(elapsed * 1_000), source.random())
             self._turn()
             self._nemesis.step(int(elapsed * 1_000))
+            if self._fails_calls and self._outage.look():
+                self._repair()
+            places = len(self._nemesis.cells) + self._nemesis.hits["io"]
+            if places > reached:  # A slow machine gets on with it as well.
+                reached = places
+                longest = options.seconds * STRETCH_MAX
+                limit = max(limit, min(elapsed + PROGRESS_SECONDS, longest))
+
+    @property
+    def _fails_calls(self) -> bool:
+        """Whether calls of the queue are made to fail in this run."""
+        return self._shim is not None and "io" in self._options.nemeses
+
+    def _repair(self, *, with_producers: bool = True) -> None:
+        """End everybody, do the target's repair, and start everybody anew."""
+        if problem := self._outage.end(self._turn):
+            self._problems.append(problem)
+        for name in self._plan.workers:
+            self._crew.spawn(name, "worker")
+        for name in self._plan.producers if with_producers else ():
+            self._spawn_producer(name)
 
     def _drain(self) -> tuple[bool, str]:
         """Let the queue come to rest; return whether it did, and why not."""
         self._phase = "drain"
+        if self._fails_calls:
+            self._nemesis.end_failures()
+            self._repair(with_producers=False)
         self._nemesis.heal()
         mapping = self._target.audit
         if mapping is None:
@@ -303,8 +359,8 @@ class Engine:
             if self._deaths > DEATHS_MAX:
                 logs = self._store.path / "logs" / f"{process.base}.log"
                 raise EngineFailed(f"processes end by themselves again and again; see {logs}")
-        if self._finishing:
-            return
+        if self._finishing or self._outage.is_on:
+            return  # After an outage everybody is started anew.
         if process.role == "worker":
             self._crew.spawn(process.base, "worker")
         elif not self._nemesis.healed:

@@ -74,7 +74,7 @@ def produce(target: Target, place: Path, store: Store, name: str, start_ns: int)
     plan = Plan.read(store.plan)
     operations = plan.operations[plan.producers.index(name)]
     recorder = open_recorder(process_name())
-    ids = _known_ids(store, name)
+    ids = known_ids(store, name)
     client = target.client(place)
     hook.ready()
     begun = hook.progress()
@@ -90,7 +90,7 @@ def produce(target: Target, place: Path, store: Store, name: str, start_ns: int)
         if stopped.is_set():
             break
         hook.set_progress(number + 1)
-        _perform(client, recorder, operation, ids)
+        perform(client, recorder, operation, ids)
     client.close()
     recorder.close()
 
@@ -101,7 +101,7 @@ def _may_repeat(operation: Operation) -> bool:
     return job is not None and job.key is not None and job.delay_ms >= WAITING_MS
 
 
-def _known_ids(store: Store, name: str) -> dict[str, str]:
+def known_ids(store: Store, name: str) -> dict[str, str]:
     """Return the queue's ids of the jobs that earlier lives of this producer enqueued."""
     ids: dict[str, str] = {}
     if hook.progress() == 0:
@@ -117,7 +117,7 @@ def _known_ids(store: Store, name: str) -> dict[str, str]:
     return ids
 
 
-def _perform(client: Client, recorder: Recorder, operation: Operation, ids: dict[str, str]) -> None:
+def perform(client: Client, recorder: Recorder, operation: Operation, ids: dict[str, str]) -> None:
     """Do one operation; what the queue answers is in the history, whatever it is."""
     job = operation.job
     try:

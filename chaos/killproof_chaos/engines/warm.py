@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from killproof_chaos import hook
-from killproof_chaos.engines import roles
+from killproof_chaos.engines import disk_client, roles
+from killproof_chaos.shim.notes import Shim
 from killproof_chaos.targets import load
 from killproof_evidence.store import Store
 from killproof_evidence.target import Target
@@ -33,6 +34,8 @@ PR_SET_PDEATHSIG: Final = 1
 #: A request is small; only a plan is large, and that is a file.
 REQUEST_BYTES_MAX: Final = 65_536
 FAILED: Final = 3
+#: Whose disk calls may be made to fail: an error of anybody else says nothing of the queue.
+ARMED: Final = frozenset({"worker", "producer", "player"})
 
 
 def die_with_parent(parent: int) -> None:
@@ -102,6 +105,8 @@ class WarmServer:
             self._channel.close()
             self._selector.close()
             hook.attach()
+            if request["role"] not in ARMED:
+                Shim().disarm()
             self._play(request)
             status = 0
         except SystemExit as leaving:
@@ -123,6 +128,16 @@ class WarmServer:
             work(place)
         elif role == "producer":
             roles.produce(self._target, place, store, rest["name"], rest["start_ns"])
+        elif role == "prepare":
+            disk_client.prepare(self._target, place, Path(rest["told"]))
+        elif role == "player":
+            disk_client.play(self._target, place, store, rest["name"])
+        elif role == "holder":
+            disk_client.hold(self._target, place)
+        elif role == "mark":
+            disk_client.mark(rest["number"])
+        elif role == "checkpoint":
+            disk_client.checkpoint(Path(rest["database"]))
         elif role == "sink":
             roles.serve_sink(store, Path(rest["told"]))
         elif role == "lock":

@@ -13,4 +13,5 @@ class Fault:
     kind: str  #: the class of real-world fault that it stands for
     right: str  #: the line of `minimal` that it lacks
     engine: str = "proc"  #: the engine that must find it within its test's budget
+    nemesis: str = ""  #: the faults that it takes, where those of a default run do not do
     unreached: frozenset[str] = frozenset()  #: sync points of `minimal` that it never passes

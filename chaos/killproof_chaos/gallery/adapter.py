@@ -7,8 +7,13 @@ from killproof_chaos.gallery import (
     ack_without_fence,
     acknowledges_before_fsync,
     attempt_not_counted,
+    checks_then_claims,
+    checks_then_inserts,
+    commit_error_refused,
     deletes_at_claim,
     effect_and_ack_apart,
+    lease_on_wall_clock,
+    reads_then_writes,
     synchronous_normal,
 )
 from killproof_chaos.targets.minimal_adapter import MinimalTarget
@@ -19,6 +24,11 @@ QUEUES: Final[tuple[tuple[Fault, type[MinimalQueue]], ...]] = (
     (ack_without_fence.FAULT, ack_without_fence.AckWithoutFence),
     (attempt_not_counted.FAULT, attempt_not_counted.AttemptNotCounted),
     (effect_and_ack_apart.FAULT, effect_and_ack_apart.EffectAndAckApart),
+    (lease_on_wall_clock.FAULT, lease_on_wall_clock.LeaseOnWallClock),
+    (commit_error_refused.FAULT, commit_error_refused.CommitErrorRefused),
+    (checks_then_claims.FAULT, checks_then_claims.ChecksThenClaims),
+    (checks_then_inserts.FAULT, checks_then_inserts.ChecksThenInserts),
+    (reads_then_writes.FAULT, reads_then_writes.ReadsThenWrites),
     (synchronous_normal.FAULT, synchronous_normal.SynchronousNormal),
     (acknowledges_before_fsync.FAULT, acknowledges_before_fsync.AcknowledgesBeforeFsync),
 )

@@ -27,6 +27,8 @@ FILES: Final = 12
 #: Room for so many processes in one run; a slot that is not used takes no memory.
 SLOTS: Final = 8192
 FOREVER: Final = 2**64 - 1
+#: In a rule's pid: what follows is the number of a slot.
+SLOT_RULE: Final = 0x8000_0000
 
 
 class _Rule(ctypes.Structure):
@@ -41,7 +43,7 @@ class _Rule(ctypes.Structure):
         ("first", ctypes.c_uint64),
         ("times", ctypes.c_uint64),
         ("hits", ctypes.c_uint64),
-        ("spare", ctypes.c_uint64),
+        ("victim", ctypes.c_uint64),
     )
 
 
@@ -89,6 +91,7 @@ class Rule:
     first: int = 1  #: from the first-th matching call of a process since it was armed, from 1
     times: int = 1  #: how often it fires, over all processes together; FOREVER
     pid: int = 0  #: this process only; 0 for any
+    slot: int | None = None  #: the process that gets this slot only, before it has a pid
 
     def __post_init__(self) -> None:
         """Refuse what the shim would take for something else."""
@@ -119,6 +122,14 @@ class Process:
     counts: dict[tuple[Kind, File], int]  #: since it was armed, without zeros
     last: tuple[Kind, File] | None  #: the newest call on a watched file
     inside: bool  #: that call had not returned
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Victim:
+    """Whom a rule hit; the process may be dead by now."""
+
+    pid: int
+    file: File
 
 
 class Control:
@@ -217,9 +228,15 @@ class Control:
         place.enabled = 0  # First, so that nobody applies half of the old and half of the new.
         place.epoch = place.epoch % 0xFFFF + 1
         place.kinds, place.files = mask(rule.kinds), mask(rule.files)
-        place.pid, place.action, place.value = rule.pid, rule.action, rule.value
-        place.first, place.times, place.hits = rule.first, rule.times, 0
+        place.pid = rule.pid if rule.slot is None else SLOT_RULE | rule.slot
+        place.action, place.value = rule.action, rule.value
+        place.first, place.times = rule.first, rule.times
+        place.hits = place.victim = 0
         place.enabled = 1
+
+    def set_record(self, kinds: frozenset[Kind]) -> None:
+        """Say which kinds of calls go into the log from now on; signals and notes always do."""
+        self._head.record = mask(kinds)
 
     def clear_rules(self) -> None:
         """Heal: no rule applies from now on. How often each fired stays readable."""
@@ -229,6 +246,11 @@ class Control:
     def hits(self, number: int = 0) -> int:
         """Return how often the rule has fired, over all processes."""
         return int(self._head.rules[number].hits)
+
+    def victim(self, number: int = 0) -> Victim | None:
+        """Return whom the rule hit last, and at which file; None: nobody yet."""
+        packed = int(self._head.rules[number].victim)
+        return Victim(pid=packed & 0xFFFFFFFF, file=File(packed >> 32)) if packed else None
 
     # The clock.
 
@@ -246,6 +268,11 @@ class Control:
     def set_start_armed(self, armed: bool) -> None:
         """Say whether processes that begin from now on begin armed."""
         self._head.start_armed = armed
+
+    @property
+    def begun(self) -> int:
+        """How many processes have begun: the slot of the one that begins next."""
+        return int(self._head.used)
 
     def processes(self) -> list[Process]:
         """Return every process that has begun under this control, the oldest first."""

@@ -19,8 +19,12 @@
  * forked children of threaded processes.  Files that are watched are never opened by it, because
  * closing a descriptor drops the process's POSIX locks; an O_PATH descriptor of a folder does not.
  *
- * It does not see: stores to mapped memory (the -shm), calls that libc makes inside itself (stdio),
- * io_uring, and programs that do without libc (Go, static binaries).
+ * It does not see: stores to mapped memory (the -shm), calls that libc makes inside itself (stdio,
+ * lockf, aio), splice, io_uring, a truncating open through a link from outside the prefix, a child
+ * whose environment was emptied, and programs without libc (Go, static binaries).  The offset of a
+ * write is where the descriptor stood just before it, or at the end just after: wrong where
+ * processes that share one write at once.  A wait until a wall clock time (sem_timedwait) goes by
+ * the true clock, whatever the shifted one says: under a shift, wait on the monotonic clock.
  */
 
 #undef _FORTIFY_SOURCE /* Its inline versions of open and read would collide with ours. */
@@ -70,6 +74,7 @@ enum type { TYPE_NONE, TYPE_START, TYPE_BEGIN, TYPE_END, TYPE_NOTE, TYPE_SIGNAL,
 #define MAGIC 0x314b4f4f5250504bULL  /* "KPPROOK1" in memory */
 #define TAIL 0x454e4f44U             /* "DONE": the last four bytes of a whole record */
 #define RULES 16
+#define SLOT_RULE 0x80000000U        /* no pid is that large */
 #define MARK_INJECTED 1              /* the result is the shim's, not the kernel's */
 #define MARK_AFTER 2                 /* of a SIGNAL: after the call, not before it */
 
@@ -77,13 +82,13 @@ struct rule {
     uint32_t enabled;
     uint32_t epoch;                  /* changes when the rule does: its counts start anew */
     uint32_t kinds, files;           /* bit masks over the enums */
-    uint32_t pid;                    /* 0: any process */
+    uint32_t pid;                    /* 0: any process; SLOT_RULE | slot: the one in that slot */
     uint32_t action;
     int64_t value;                   /* signal, errno, or bytes (0: half) */
     uint64_t first;                  /* fires at the first-th matching call of a process, from 1 */
     uint64_t times;                  /* how often it fires, over all processes */
     uint64_t hits;                   /* how often it has */
-    uint64_t spare;
+    uint64_t victim;                 /* of the newest hit: pid | file << 32; 0: none yet */
 };
 
 struct slot {                        /* one per process, written by it alone; outlives it */
@@ -406,8 +411,9 @@ static struct descriptor look_up(int descriptor)
     struct descriptor known = {.state = IGNORED};
     struct stat status;
     char path[PATH_MAX];
-    if (name_of_descriptor(descriptor, path)
-        && identify(descriptor, "", AT_EMPTY_PATH, &known.key, &status)) {
+    if (!identify(descriptor, "", AT_EMPTY_PATH, &known.key, &status))
+        return known;
+    if (name_of_descriptor(descriptor, path)) {
         size_t length = strlen(path);
         if (status.st_nlink == 0 && ends_with(path, " (deleted)"))
             path[length - strlen(" (deleted)")] = 0;
@@ -435,8 +441,6 @@ static int on_descriptor(struct call *call, int descriptor)
         return 0;
     if (descriptor < DESCRIPTORS) {
         known.state = __atomic_load_n(&descriptors[descriptor].state, __ATOMIC_ACQUIRE);
-        if (known.state == IGNORED)
-            return 0;
         known.file = descriptors[descriptor].file;
         known.append = descriptors[descriptor].append;
         known.key = descriptors[descriptor].key;
@@ -481,10 +485,13 @@ static const struct rule *firing_rule(const struct call *call)
     for (int i = 0; i < RULES; i++) {
         struct rule *rule = &control->rules[i];
         if (GET(&rule->enabled) && rule->kinds >> call->kind & 1 && rule->files >> call->file & 1
-            && (rule->pid == 0 || rule->pid == (uint32_t)self)
+            && (rule->pid == 0 || rule->pid == (uint32_t)self
+                || rule->pid == (SLOT_RULE | slot_number))
             && count_match(&slot->matches[i], rule->epoch) >= rule->first
-            && !fired && take_hit(rule))
+            && !fired && take_hit(rule)) {
+            SET(&rule->victim, (uint32_t)self | (uint64_t)call->file << 32);
             fired = rule;
+        }
     }
     return fired;
 }
@@ -538,6 +545,10 @@ static long leave(struct call *call, long result)
     errno = result < 0 ? call->error : call->kept_errno;
     return result;
 }
+
+/* Make a call: as it is where it is not watched, else between its two records. */
+#define MAKE(is_watched, call, real) \
+    (!(is_watched) ? (real) : enter(&(call)) ? leave(&(call), (real)) : -1)
 
 /* ---- Notes: what a client knows, in the same order as what the disk was told. */
 
@@ -616,7 +627,7 @@ static int open_file(int folder, const char *name, int flags, mode_t mode)
         call.file = known.file;
         call.length = (uint64_t)status.st_size;
         if (control->notes[0] && strcmp(path, control->notes) == 0)
-            known.state = NOTES;
+            known = (struct descriptor){.state = NOTES, .append = known.append, .key = known.key};
         remember(opened, &known);
     }
     errno = error;
@@ -722,6 +733,7 @@ static ssize_t write_pieces(struct call *call, int descriptor, const struct iove
     call->flags = (uint64_t)flags;
     for (int i = 0; i < count; i++)
         call->length += pieces[i].iov_len;
+    call->append |= (flags & RWF_APPEND) != 0; /* At the end, whatever the offset. */
     call->at = call->append ? -1 : at >= 0 ? at : lseek(descriptor, 0, SEEK_CUR);
     if (!enter(call))
         return -1;
@@ -733,8 +745,10 @@ static ssize_t write_pieces(struct call *call, int descriptor, const struct iove
         call->injected = 1;
     }
     ssize_t result = syscall(SYS_pwritev2, descriptor, pieces, count, at, 0, flags);
-    if (call->append && result >= 0)
-        call->at = lseek(descriptor, 0, SEEK_CUR) - result;
+    struct stat now;
+    if (call->append && result >= 0) /* One that names an offset does not move the descriptor. */
+        call->at = (at < 0 || fstat(descriptor, &now) != 0 ? lseek(descriptor, 0, SEEK_CUR)
+                                                           : now.st_size) - result;
     return leave(call, result);
 }
 
@@ -824,54 +838,44 @@ void *mmap(void *where, size_t bytes, int protection, int flags, int descriptor,
 int fsync(int descriptor)
 {
     struct call call = {.kind = KIND_FSYNC};
-    if (!on_descriptor(&call, descriptor))
-        return (int)syscall(SYS_fsync, descriptor);
-    return enter(&call) ? (int)leave(&call, syscall(SYS_fsync, descriptor)) : -1;
+    return (int)MAKE(on_descriptor(&call, descriptor), call, syscall(SYS_fsync, descriptor));
 }
 
 int fdatasync(int descriptor)
 {
     struct call call = {.kind = KIND_FDATASYNC};
-    if (!on_descriptor(&call, descriptor))
-        return (int)syscall(SYS_fdatasync, descriptor);
-    return enter(&call) ? (int)leave(&call, syscall(SYS_fdatasync, descriptor)) : -1;
+    return (int)MAKE(on_descriptor(&call, descriptor), call, syscall(SYS_fdatasync, descriptor));
 }
 
 int sync_file_range(int descriptor, off64_t at, off64_t bytes, unsigned flags)
 {
     struct call call = {
         .kind = KIND_SYNC_RANGE, .at = at, .length = (uint64_t)bytes, .flags = flags};
-    if (!on_descriptor(&call, descriptor))
-        return (int)syscall(SYS_sync_file_range, descriptor, at, bytes, flags);
-    return enter(&call)
-        ? (int)leave(&call, syscall(SYS_sync_file_range, descriptor, at, bytes, flags)) : -1;
+    return (int)MAKE(on_descriptor(&call, descriptor), call,
+                     syscall(SYS_sync_file_range, descriptor, at, bytes, flags));
 }
 
 int ftruncate(int descriptor, off_t bytes)
 {
     struct call call = {.kind = KIND_TRUNCATE, .length = (uint64_t)bytes};
-    if (!on_descriptor(&call, descriptor))
-        return (int)syscall(SYS_ftruncate, descriptor, bytes);
-    return enter(&call) ? (int)leave(&call, syscall(SYS_ftruncate, descriptor, bytes)) : -1;
+    return (int)MAKE(on_descriptor(&call, descriptor), call,
+                     syscall(SYS_ftruncate, descriptor, bytes));
 }
 
 int truncate(const char *name, off_t bytes)
 {
     char path[PATH_MAX];
     struct call call = {.kind = KIND_TRUNCATE, .length = (uint64_t)bytes};
-    if (!on_path(&call, AT_FDCWD, name, path))
-        return (int)syscall(SYS_truncate, name, bytes);
-    return enter(&call) ? (int)leave(&call, syscall(SYS_truncate, name, bytes)) : -1;
+    return (int)MAKE(on_path(&call, AT_FDCWD, name, path), call,
+                     syscall(SYS_truncate, name, bytes));
 }
 
 int fallocate(int descriptor, int mode, off_t at, off_t bytes)
 {
     struct call call = {
         .kind = KIND_ALLOCATE, .at = at, .length = (uint64_t)bytes, .flags = (uint64_t)mode};
-    if (!on_descriptor(&call, descriptor))
-        return (int)syscall(SYS_fallocate, descriptor, mode, at, bytes);
-    return enter(&call) ? (int)leave(&call, syscall(SYS_fallocate, descriptor, mode, at, bytes))
-                        : -1;
+    return (int)MAKE(on_descriptor(&call, descriptor), call,
+                     syscall(SYS_fallocate, descriptor, mode, at, bytes));
 }
 
 int posix_fallocate(int descriptor, off_t at, off_t bytes)
@@ -953,9 +957,8 @@ int unlinkat(int folder, const char *name, int flags)
 {
     char path[PATH_MAX];
     struct call call = {.kind = flags & AT_REMOVEDIR ? KIND_RMDIR : KIND_UNLINK};
-    if (!on_path(&call, folder, name, path))
-        return (int)syscall(SYS_unlinkat, folder, name, flags);
-    return enter(&call) ? (int)leave(&call, syscall(SYS_unlinkat, folder, name, flags)) : -1;
+    return (int)MAKE(on_path(&call, folder, name, path), call,
+                     syscall(SYS_unlinkat, folder, name, flags));
 }
 
 int unlink(const char *name)
@@ -966,6 +969,13 @@ int unlink(const char *name)
 int rmdir(const char *name)
 {
     return unlinkat(AT_FDCWD, name, AT_REMOVEDIR);
+}
+
+int remove(const char *name)
+{
+    struct stat status;
+    int is_folder = lstat(name, &status) == 0 && S_ISDIR(status.st_mode);
+    return unlinkat(AT_FDCWD, name, is_folder ? AT_REMOVEDIR : 0);
 }
 
 int mkdirat(int folder, const char *name, mode_t mode)
@@ -1011,12 +1021,11 @@ static int fcntl_any(int descriptor, int command, void *argument)
         return result;
     }
     }
-    if (!on_descriptor(&call, descriptor))
-        return (int)syscall(SYS_fcntl, descriptor, command, argument);
     call.at = lock->l_start;
     call.length = (uint64_t)lock->l_len;
     call.flags = (uint64_t)command | (uint64_t)lock->l_type << 16;
-    return enter(&call) ? (int)leave(&call, syscall(SYS_fcntl, descriptor, command, argument)) : -1;
+    return (int)MAKE(on_descriptor(&call, descriptor), call,
+                     syscall(SYS_fcntl, descriptor, command, argument));
 }
 
 int fcntl(int descriptor, int command, ...)
@@ -1032,9 +1041,8 @@ int flock(int descriptor, int operation)
 {
     struct call call = {
         .kind = operation & LOCK_UN ? KIND_UNLOCK : KIND_LOCK, .flags = (uint64_t)operation};
-    if (!on_descriptor(&call, descriptor))
-        return (int)syscall(SYS_flock, descriptor, operation);
-    return enter(&call) ? (int)leave(&call, syscall(SYS_flock, descriptor, operation)) : -1;
+    return (int)MAKE(on_descriptor(&call, descriptor), call,
+                     syscall(SYS_flock, descriptor, operation));
 }
 
 /* ---- The wall clock.  CLOCK_MONOTONIC never moves, nor does what the kernel itself waits for. */
@@ -1084,7 +1092,11 @@ int timespec_get(struct timespec *now, int base)
 
 /* ---- The second names: on 64-bit Linux off_t and off64_t are one type. */
 
+#if __has_attribute(copy) /* GCC warns of an alias with other attributes; clang has no such one. */
 #define ALIAS(name, of) extern __typeof(of) name __attribute__((alias(#of), copy(of)))
+#else
+#define ALIAS(name, of) extern __typeof(of) name __attribute__((alias(#of)))
+#endif
 
 ALIAS(open64, open);
 ALIAS(openat64, openat);

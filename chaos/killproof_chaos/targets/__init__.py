@@ -46,6 +46,11 @@ BUILTIN: Final[Mapping[str, Callable[[], Target]]] = {
         "ack-without-fence",
         "attempt-not-counted",
         "effect-and-ack-apart",
+        "lease-on-wall-clock",
+        "commit-error-refused",
+        "checks-then-claims",
+        "checks-then-inserts",
+        "reads-then-writes",
         "synchronous-normal",
         "acknowledges-before-fsync",
     )

@@ -8,6 +8,7 @@ seconds.
 
 import json
 import logging
+import os
 import signal
 import sqlite3
 import sys
@@ -17,12 +18,23 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from killproof import DatabaseBusy, Host, KillproofError, Lease, LeaseLost, Queue, operations
+from killproof import (
+    DatabaseBusy,
+    Host,
+    KillproofError,
+    Lease,
+    LeaseLost,
+    Queue,
+    maintenance,
+    operations,
+)
 from killproof.core import model, sync
 from killproof.core.database import Transaction
+from killproof.core.host import KernelLocks
 from killproof.worker import Context, Handlers, Permanent, Snooze, Worker
 from killproof_chaos import hook, phases
 from killproof_chaos.recording import Recorder, Result, open_recorder, process_name
+from killproof_chaos.targets.hosted import HostedQueue
 from killproof_chaos.workload import KINDS
 from killproof_evidence import effect
 from killproof_evidence.contract import Contract
@@ -214,6 +226,9 @@ class KillproofTarget:
     contract = CONTRACT
     sync_points = frozenset(phases.PHASES) - NOT_OFFERED
     database = "queue.db"
+    #: `open` gives a whole `killproof.Queue` on any host: engine `disk` chooses the clock of the
+    #: boot after a cut, and holds jobs as a worker does not.
+    hosts_queue = True
     audit: AuditMapping | None = AuditMapping(
         table="job",
         id="id",
@@ -230,27 +245,35 @@ class KillproofTarget:
 
     def prepare(self, place: Path) -> None:
         """Make an empty queue."""
-        with Queue(place / self.database):
+        with Queue(place / self.database, host=_host()):
             pass
 
     def client(self, place: Path) -> "KillproofClient":
         """Open the queue for a producer."""
-        return KillproofClient(Queue(place / self.database))
+        return KillproofClient(Queue(place / self.database, host=_host()))
 
     def open(self, place: Path, host: Host) -> Queue:
         """Open the queue on an injected host."""
-        return Queue(place / self.database, host=host)
+        return HostedQueue(place / self.database, host, lease=LEASE_SECONDS, retry=RETRY)
+
+    def announce(self, hook: Callable[[str], None] | None) -> None:
+        """Tell this function of every sync point that this process passes; None tells nobody."""
+        sync.hook = hook
+
+    def memory(self, client: Queue) -> tuple[object, ...]:
+        """Return the objects in whose attributes a client keeps what it remembers."""
+        return client, client.database
 
     @property
     def step_operations(self) -> frozenset[str]:
         """The operations that the engine `crash` can kill in."""
-        from killproof_chaos.engines.crash_session import KillproofSession
+        from killproof_chaos.engines.crash_killproof import OPERATIONS
 
-        return KillproofSession.operations
+        return OPERATIONS
 
     def steps(self, place: Path, recorder: Recorder) -> "Session":
         """Open the queue for the engine `crash`, which takes one step at a time."""
-        from killproof_chaos.engines.crash_session import KillproofSession
+        from killproof_chaos.engines.crash_killproof import KillproofSession
 
         return KillproofSession(place / self.database, recorder)
 
@@ -263,7 +286,7 @@ class KillproofTarget:
         logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(message)s")
         sync.hook = hook.hook
         recorder = open_recorder(process_name(), _is_definite)
-        queue = RecordedQueue(place / self.database, recorder)
+        queue = RecordedQueue(place / self.database, recorder, host=_host())
         handlers = Handlers()
         for kind in kinds_of(place):
             handlers(kind, timeout=TIMEOUT_SECONDS)(play)
@@ -275,20 +298,45 @@ class KillproofTarget:
         queue.close()
         recorder.close()
 
+    def stopped(self, place: Path) -> bool:
+        """Say whether a process has left the marker that stops all others."""
+        return (place / f"{self.database}.failed").exists()
+
+    def repair(self, place: Path) -> None:
+        """Do what `killproof doctor --repair` does; nothing without the marker."""
+        maintenance.repair(place / self.database)
+
     def snapshot(self, place: Path) -> Iterable[JobRow]:
         """Read every job with its ended deliveries."""
         with closing(sqlite3.connect(place / self.database)) as db:
-            db.row_factory = sqlite3.Row
-            ended: dict[int, list[dict[str, Any]]] = {}
-            for row in db.execute(ATTEMPTS):
-                facts = {name: row[name] for name in ("fence", "outcome", "error")}
-                ended.setdefault(row["job_id"], []).append(facts)
-            for row in db.execute(JOBS):
-                values = dict(row)
-                yield JobRow(
-                    **{**values, "payload": json.loads(values["payload"])},
-                    history=tuple(ended.get(values["id"], ())),
-                )
+            yield from self.rows(db)
+
+    def rows(self, db: sqlite3.Connection) -> Iterable[JobRow]:
+        """Read the same through a connection that is open."""
+        ended: dict[int, list[dict[str, Any]]] = {}
+        for job, fence, outcome, error in db.execute(ATTEMPTS):
+            facts = {"fence": fence, "outcome": outcome, "error": error}
+            ended.setdefault(job, []).append(facts)
+        cursor = db.execute(JOBS)
+        names = [column[0] for column in cursor.description]
+        for row in cursor:
+            values = dict(zip(names, row, strict=True))
+            yield JobRow(
+                **{**values, "payload": json.loads(values["payload"])},
+                history=tuple(ended.get(values["id"], ())),
+            )
+
+
+class VouchedLocks(KernelLocks):
+    """The kernel's locks anywhere: an engine that cuts no power keeps its files in memory."""
+
+    def refusal(self, path: str, durability: str) -> str | None:
+        """Vouch for it."""
+
+
+def _host() -> Host | None:
+    """Return the host of a process; `$KILLPROOF_CHAOS_MEMORY` says that files lie in memory."""
+    return Host(lock=VouchedLocks()) if os.environ.get("KILLPROOF_CHAOS_MEMORY") else None
 
 
 ATTEMPTS: Final = """

@@ -14,10 +14,11 @@ from killproof_chaos import hook
 from killproof_chaos.engines.roles import Stop, stop_on_sigterm
 from killproof_chaos.gallery import Fault
 from killproof_chaos.recording import Recorder, open_recorder, process_name
+from killproof_chaos.targets.hosted import HostedMinimal
 from killproof_chaos.targets.minimal_queue import Lease, LeaseLost, MinimalQueue
 from killproof_evidence import effect
 from killproof_evidence.contract import Contract
-from killproof_evidence.target import AuditMapping, Definite, Indefinite, JobRow
+from killproof_evidence.target import AuditMapping, Definite, Host, Indefinite, JobRow
 
 if TYPE_CHECKING:
     from killproof_chaos.engines.crash_session import Session
@@ -92,16 +93,24 @@ class MinimalTarget:
         """Open the queue for a producer."""
         return MinimalClient(self._queue(place / self.database, sync=hook.hook))
 
+    def open(self, place: Path, host: Host) -> HostedMinimal:
+        """Open the queue on an injected host."""
+        return HostedMinimal(self._queue, place / self.database, host)
+
+    def memory(self, client: HostedMinimal) -> tuple[object, ...]:
+        """Return the objects in whose attributes a client keeps what it remembers."""
+        return client.memory()
+
     @property
     def step_operations(self) -> frozenset[str]:
         """The operations that the engine `crash` can kill in."""
-        from killproof_chaos.engines.crash_session import MinimalSession
+        from killproof_chaos.engines.crash_minimal import OPERATIONS
 
-        return MinimalSession.operations
+        return OPERATIONS
 
     def steps(self, place: Path, recorder: Recorder) -> "Session":
         """Open the queue for the engine `crash`, which takes one step at a time."""
-        from killproof_chaos.engines.crash_session import MinimalSession
+        from killproof_chaos.engines.crash_minimal import MinimalSession
 
         return MinimalSession(self._queue, place / self.database, recorder)
 
@@ -115,13 +124,17 @@ class MinimalTarget:
 
     def snapshot(self, place: Path) -> Iterable[JobRow]:
         """Read every job."""
-        columns = "id, kind, state, attempts, payload, error, max_attempts, priority, key, fence"
-        query = f"SELECT {columns}, due_ms FROM job ORDER BY id"  # noqa: S608 - literals
         with closing(sqlite3.connect(place / self.database)) as db:
-            db.row_factory = sqlite3.Row
-            for row in db.execute(query):
-                values = dict(row)
-                yield JobRow(**{**values, "payload": json.loads(values["payload"])})
+            yield from self.rows(db)
+
+    def rows(self, db: sqlite3.Connection) -> Iterable[JobRow]:
+        """Read the same through a connection that is open."""
+        columns = "id, kind, state, attempts, payload, error, max_attempts, priority, key, fence"
+        cursor = db.execute(f"SELECT {columns}, due_ms FROM job ORDER BY id")  # noqa: S608 - fixed
+        names = [column[0] for column in cursor.description]
+        for row in cursor:
+            values = dict(zip(names, row, strict=True))
+            yield JobRow(**{**values, "payload": json.loads(values["payload"])})
 
 
 class MinimalClient:

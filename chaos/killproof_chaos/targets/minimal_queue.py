@@ -5,8 +5,7 @@ The claim is one statement: it takes a lease, raises the fence, counts the attem
 names the fence. Whoever finds a lease that ran out takes the job back. A job that used up its
 attempts is dead. Every transaction holds the write lock from its beginning.
 
-What it is not: fair between many processes, fast at `synchronous=FULL`, or quick to notice a
-killed worker (it waits for the lease). `killproof.core` is those three more.
+What it is not: fair between many processes, fast at `synchronous=FULL`, or quick to see a death.
 """
 
 import json
@@ -37,6 +36,7 @@ CREATE TABLE IF NOT EXISTS job (
 CREATE INDEX IF NOT EXISTS job_first ON job (priority, due_ms, id) WHERE state = 'available';
 CREATE INDEX IF NOT EXISTS job_due ON job (due_ms) WHERE state = 'scheduled';
 CREATE INDEX IF NOT EXISTS job_lease ON job (deadline_ns) WHERE state = 'leased';
+DELETE FROM job WHERE FALSE;  -- refuse here what SQLite, after an error, has opened to read only
 """
 
 

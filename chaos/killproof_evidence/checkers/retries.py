@@ -12,6 +12,10 @@ ROUNDING_MS = 2
 ARTICLE_SECONDS_MAX = 3_600.0
 #: States from which a job comes back by itself.
 WAITING = frozenset({"available", "scheduled", "retryable"})
+#: States into which a job moves because somebody has looked at the clock.
+OFFERED = frozenset({"available", "leased"})
+#: Outcomes after which a start was no attempt.
+GIVEN_BACK = frozenset({"release", "snooze", "hold"})
 
 
 def bounded_attempts(evidence: Evidence) -> Finding:
@@ -31,7 +35,7 @@ def _forgiven(story: Story) -> int:
     """Return the starts that are no attempt, as the queue counts them, or as it was asked."""
     told = [story.row.forgiven] if story.row else []
     told += [c.forgiven for c in story.changes[-1:] if c.forgiven is not None]
-    asked = sum(op.f in {"release", "snooze"} and op.type != "fail" for op in story.outcomes)
+    asked = sum(op.f in GIVEN_BACK and op.type != "fail" for op in story.outcomes)
     return max(*told, asked) if told else asked
 
 
@@ -111,7 +115,7 @@ def _was_forgiven_unasked(story: Story, before: Change, change: Change) -> bool:
     if not change.ends or change.new not in WAITING or claim is None or claim.type != "ok":
         return False
     given_back = story.outcomes_of(before.fence)
-    return not any(op.f in {"release", "snooze"} and op.type != "fail" for op in given_back)
+    return not any(op.f in GIVEN_BACK and op.type != "fail" for op in given_back)
 
 
 def _check_grave(tally: Tally, story: Story) -> None:
@@ -147,7 +151,7 @@ def backoff(evidence: Evidence) -> Finding:
             attempts = _attempts(story)
             for op in failed:
                 delay_ms = _delay_of(op, str(policy), attempts)
-                _check_delay(tally, story, op, delay_ms, claims)
+                _check_delay(evidence, tally, story, op, delay_ms, claims)
         _check_crashes(evidence, tally, story, str(policy), slack_ms)
     return tally.finding("no attempt failed and was tried again")
 
@@ -190,15 +194,23 @@ def _delay_of(op: Operation, policy: str, attempts: dict[int | None, int]) -> fl
 
 
 def _check_delay(
-    tally: Tally, story: Story, op: Operation, delay_ms: float, claims: list[Operation]
+    evidence: Evidence,
+    tally: Tally,
+    story: Story,
+    op: Operation,
+    delay_ms: float,
+    claims: list[Operation],
 ) -> None:
     """Hold an acknowledged failure against the next claim: both are on one clock."""
     index = bisect_right(claims, op.t, key=_begin_of)
     following = claims[index] if index < len(claims) else None
     if following is None or following.t_end is None:
         return
-    if any(c.f == "replay" and op.t < c.t < following.t_end for c in story.controls):
-        # A person wanted it at once.
+    if any(c.f == "replay" and _overlaps(c, op.t, following.t_end) for c in story.controls):
+        # A person wanted it at once; who asked before the failure may be answered after it.
+        return
+    if evidence.wall_clock.stepped(op.t, following.t_end, forward=True):
+        # Due times are wall clock: with the clock put forward, the delay was over.
         return
     tally.checked += 1
     passed_ms = (following.t_end - op.t) / 1e6
@@ -216,6 +228,11 @@ def _check_delay(
 
 def _begin_of(op: Operation) -> int:
     return op.t
+
+
+def _overlaps(op: Operation, start: int, end: int) -> bool:
+    """Say whether an operation may have taken effect in [start, end]; without an answer it may."""
+    return op.t < end and (op.t_end is None or op.t_end > start)
 
 
 def _check_crashes(
@@ -236,8 +253,12 @@ def _check_crashes(
             spared = forgiven if ended.forgiven is None else ended.forgiven
             delay_ms = delay_ms_min(policy, max(1, (ended.attempts or 1) - spared))
             passed_ms = change.t_ms - ended.t_ms
-            if not (first if crashes == 1 else later):
+            in_doubt = evidence.told_in_doubt(ended) or evidence.told_in_doubt(change)
+            if not in_doubt and not (first if crashes == 1 else later):
                 tally.checked += 1
+                if passed_ms < 0:  # The clock was set back. Was the delay over before that?
+                    told_ms = max(each.t_ms for each in _under_one_due_time(change))
+                    passed_ms = told_ms - ended.t_ms
                 if passed_ms < delay_ms - slack_ms - ROUNDING_MS:
                     tally.violate(
                         story.label,
@@ -267,28 +288,48 @@ def never_early(evidence: Evidence) -> Finding:
         delay_ms = story.asked.get("delay_ms") or 0
         if delay_ms > 0:
             tally.checked += 1
-            _check_first(tally, story, delay_ms)
+            _check_first(evidence, tally, story, delay_ms)
         for change in story.changes:
             before = change.before
             if before is not None and change.takes and change.old != "leased":
                 due_ms = before.due_ms
                 waited = due_ms is not None and due_ms > before.t_ms
                 tally.checked += waited
-                if due_ms is not None and change.t_ms < due_ms - ROUNDING_MS:
+                if due_ms is None or change.t_ms >= due_ms - ROUNDING_MS:
+                    continue
+                changes = _under_one_due_time(change)
+                told_ms = max(each.t_ms for each in changes)
+                moved = [each for each in changes if each.new in OFFERED]
+                in_doubt = any(map(evidence.told_in_doubt, moved))
+                if told_ms < due_ms - ROUNDING_MS and not in_doubt:
                     tally.violate(
                         story.label,
-                        f"job {story.label} was claimed {due_ms - change.t_ms} ms before it was "
-                        f"due",
+                        f"job {story.label} was claimed {due_ms - told_ms} ms before it was due",
                         before.at,
                         change.at,
                     )
     return tally.finding("no job had to wait")
 
 
-def _check_first(tally: Tally, story: Story, delay_ms: int) -> None:
+def _under_one_due_time(change: Change) -> list[Change]:
+    """Return a claim and all changes before it that left the job with the due time it found.
+
+    Once due, a job stays due when the clock is set back, also through a crash of its worker.
+    """
+    found = [change]
+    while (before := found[-1].before) is not None:
+        if change.before is not None and before.due_ms != change.before.due_ms:
+            break
+        found.append(before)
+    return found
+
+
+def _check_first(evidence: Evidence, tally: Tally, story: Story, delay_ms: int) -> None:
     enqueue = story.birth
     assert enqueue is not None  # Its delay was read there.
     due = enqueue.t + (delay_ms - ROUNDING_MS) * 1_000_000
+    if evidence.wall_clock.stepped(enqueue.t, due, forward=True):
+        return  # It was due as soon as the clock had been put forward.
     for claim in story.claims[:1]:
         if claim.t_end is not None and claim.t_end < due:
             tally.violate(

@@ -63,6 +63,7 @@ logger = logging.getLogger("killproof")
 
 #: What SQLite's primary result codes stand for, and what to do.
 _KNOWN: Final[dict[int, tuple[type[KillproofError], str]]] = {
+    sqlite3.SQLITE_BUSY: (DatabaseBusy, "nothing was changed; try again"),
     sqlite3.SQLITE_CANTOPEN: (FileRefused, "check its folder, rights, and open files"),
     sqlite3.SQLITE_READONLY: (FileRefused, "check the rights of the file and its folder"),
     sqlite3.SQLITE_NOTADB: (FileRefused, "name another file, this one is no SQLite database"),
@@ -185,6 +186,7 @@ class Database:
         self.bypasses = 0
         #: What deaths are seen by, and this process's own byte; set by `jobs`.
         self.liveness: Liveness | None = None
+        self._log_bytes_told = 2 * LOG_BYTES_KEPT
         self._dead = ""
         self._closed = False
         self.guard = threading.Lock()
@@ -318,8 +320,7 @@ class Database:
 
     def is_writing(self) -> bool:
         """Whether this thread is inside a write: an asynchronous exception had better wait."""
-        ident = threading.get_ident()
-        return any(thread == ident for thread, _, _ in tuple(_inside))
+        return threading.get_ident() in {thread for thread, _, _ in tuple(_inside)}
 
     def close(self) -> None:
         """Close the connections of all threads; after a disk failure leave them open for ever."""
@@ -350,10 +351,9 @@ class Database:
         _failed[self.path] = reason
         barrier.mark_failed(self.path, reason)
         with kept.opening:  # A handle opened meanwhile would be closed like any other.
-            for database in list(_databases):
-                if database.path == self.path:
-                    for handle in list(database._handles):
-                        handle.keep()
+            stopped = [database for database in list(_databases) if database.path == self.path]
+            for handle in [handle for database in stopped for handle in database._handles]:
+                handle.keep()
 
     # The steps of a write, in order.
 
@@ -432,14 +432,16 @@ class Database:
             self._dead = str(error)
             raise
         except StorageFailed as error:
-            self.fail(str(error))
+            cause = error.__cause__
+            self.fail(f"fdatasync of the log failed: {cause}" if cause else "the disk failed once")
             raise
 
     def _checkpoint_due(self, handle: Handle) -> bool:
-        return (
-            self.host.random.random() * self.checkpoint_commits < 1
-            or handle.log.log_bytes() - handle.log_bytes > LOG_GROWTH_BYTES
-        )
+        size = handle.log.log_bytes()
+        # A log that was cut back must not grow to its old size before growth counts again.
+        handle.log_bytes = min(handle.log_bytes, size)
+        has_grown = size - handle.log_bytes > LOG_GROWTH_BYTES
+        return self.host.random.random() * self.checkpoint_commits < 1 or has_grown
 
     def _checkpoint(self, handle: Handle) -> None:
         """Move the log into the database, under the turnstile and with SQLite's writer lock.
@@ -466,11 +468,15 @@ class Database:
         if done > log:
             # Only a process killed inside walRestartHdr leaves this behind; frames are invisible.
             self.fail(f"the index of the log is corrupt: {done} frames copied of {log}")
-            raise StorageFailed(_failed[self.path])
-        if busy:
-            logger.debug(
-                "%s: checkpoint incomplete, a reader or another program is busy", self.path
-            )
+            raise StorageFailed(barrier.stopped(self.path, _failed[self.path]))
+        if busy and handle.log_bytes > self._log_bytes_told:
+            # Every page since its snapshot stays in the log until a reader ends: said once, and
+            # again whenever the log has doubled.
+            self._log_bytes_told = 2 * handle.log_bytes
+            logger.warning(
+                "%s: the log has grown to %d bytes because somebody keeps reading or locks the "
+                "file: killproof doctor names who reads", self.path, handle.log_bytes
+            )  # fmt: skip
         sync.point("checkpoint.end")
 
     # Opening.
@@ -482,12 +488,18 @@ class Database:
             handle = self._handle()
             with handle.in_use:
                 if handle.is_open:  # Else a fork closed it in between.
-                    yield handle
+                    try:
+                        yield handle
+                    except FileRefused:
+                        # SQLite opens read-only what it once could not open for writing, and would
+                        # refuse every write from then on: the next call opens it anew.
+                        handle.close()
+                        raise
                     return
 
     def _handle(self) -> Handle:
         if self.path in _failed:
-            raise StorageFailed(f"{self.path} is stopped: {_failed[self.path]}")
+            raise StorageFailed(barrier.stopped(self.path, _failed[self.path]))
         if self._dead:
             raise StorageFailed(f"this queue object is stopped: {self._dead}")
         if self._closed:
@@ -654,7 +666,6 @@ class Database:
         Raises:
             DatabaseBusy: the limit passed; definite.
         """
-        clock = self.host.clock
         first_ns = -1
         while True:
             try:
@@ -663,7 +674,7 @@ class Database:
                 if _primary_code(error) != sqlite3.SQLITE_BUSY:
                     self._raise_known(error)
                     raise
-                now_ns = clock.monotonic_ns()
+                now_ns = self.host.clock.monotonic_ns()
                 if first_ns < 0:
                     first_ns = now_ns
                 if now_ns - first_ns >= self.busy_limit * 1e9:  # A worker told to stop lowers it.
@@ -671,7 +682,7 @@ class Database:
                         f"{self.path} was locked by another program for {self.busy_limit:g} s: "
                         "find who holds it, or try again"
                     ) from error
-            clock.sleep(BUSY_PAUSE_SECONDS * (1 + self.host.random.random()))
+            self.host.clock.sleep(BUSY_PAUSE_SECONDS * (1 + self.host.random.random()))
 
     def _raise_known(self, error: BaseException) -> None:
         """Raise the error of ours that an error of SQLite's stands for; return if there is none."""
@@ -712,8 +723,7 @@ def _statements(script: str) -> Iterator[str]:
 
 
 def _primary_code(error: sqlite3.Error) -> int:
-    code = getattr(error, "sqlite_errorcode", None)
-    return (code or 0) & 0xFF
+    return (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
 
 
 def _forget_in_child() -> None:

@@ -1,4 +1,4 @@
-"""What the queue asks of the machine, as one small argument: clock, random, connect and lock.
+"""What the queue asks of the machine, as one small argument: clock, random, connect, lock, token.
 
 The default is this machine.  A simulator passes its own: virtual time, a scheduled connection, and
 locks that are plain variables; the queue's code is the same.  `lock` is the seam to the kernel: the
@@ -115,9 +115,14 @@ def connect(path: str) -> sqlite3.Connection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """The machine as the queue sees it; each part can be replaced on its own."""
+    """The machine as the queue sees it; each part can be replaced on its own.
+
+    `token` names one life of a worker, in 32 hex digits that nobody else has.  It is the kernel's
+    randomness, not that of `random`, which a forked child would draw once more.
+    """
 
     clock: Clock = field(default_factory=SystemClock)
     random: random_module.Random = field(default_factory=random_module.Random)
     connect: Callable[[str], sqlite3.Connection] = connect
     lock: Locks = field(default_factory=KernelLocks)
+    token: Callable[[], str] = lambda: random_module.SystemRandom().randbytes(16).hex()

@@ -130,9 +130,8 @@ class Queue:
     def close(self) -> None:
         """Release the leases still held, free the identity, close every thread's connection."""
         identity, self._identity = self._identity, None
-        is_ours = identity is not None and identity.pid == os.getpid()
         try:
-            if identity is not None and is_ours and self.database.liveness is not None:
+            if identity and identity.pid == os.getpid() and self.database.liveness is not None:
                 self.database.busy_limit = LEAVE_SECONDS
                 # Else the freed byte tells the others as well, only as a crash.
                 with suppress(KillproofError):
@@ -410,9 +409,7 @@ class Queue:
         if is_due and self._move(tx, now_ms, self.PROMOTE, self.FIRST_DUE):
             sync.point("promote.written")
 
-    def _move(
-        self, tx: Transaction, now_ms: int, move: LiteralString, first: LiteralString
-    ) -> int:
+    def _move(self, tx: Transaction, now_ms: int, move: LiteralString, first: LiteralString) -> int:
         """Move a bounded number of rows; return how many, 0 when damaged rows were among them."""
         values: dict[str, Value] = {"now_ms": now_ms, "limit": SWEEP_ROWS_MAX}
         try:
@@ -875,7 +872,7 @@ class Queue:
             identity = self._identity
             new = identity is None or identity.liveness is not liveness
             if new:
-                identity = self._identity = _Identity(liveness)
+                identity = self._identity = _Identity(liveness, self.host.token())
             assert identity is not None
         if new or again:
             values: dict[str, Value] = {
@@ -1029,8 +1026,8 @@ class Queue:
 class _Identity:
     """One life of this process as a worker; never used twice."""
 
-    def __init__(self, liveness: Liveness) -> None:
-        self.id = os.urandom(16).hex()
+    def __init__(self, liveness: Liveness, token: str) -> None:
+        self.id = token
         self.liveness = liveness
         self.byte = liveness.hold()
         self.file = liveness.file  # '' by now if the lock could not be had.

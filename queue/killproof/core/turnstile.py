@@ -212,7 +212,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def open_lock_file(path: str) -> int:
-    """Open a lock file, made if need be with the mode of the database; read-only where it must be.
+    """Open a lock file with the mode and owner of the database; read-only where it must be.
 
     `flock` works on a read-only descriptor: a user without write permission keeps its place.
 
@@ -220,13 +220,15 @@ def open_lock_file(path: str) -> int:
         OSError: it can neither be opened nor made.
     """
     try:
-        mode = os.stat(path.rpartition(".")[0]).st_mode & 0o666
-    except OSError:
-        mode = 0o644
-    try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except PermissionError:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    with suppress(OSError):  # It is another user's; or there is no database yet.
+        # The umask of whoever comes first, or a single call by root, would shut the others out.
+        status = os.stat(path.rpartition(".")[0])
+        os.fchmod(descriptor, status.st_mode & 0o666)
+        os.fchown(descriptor, status.st_uid, status.st_gid)
+    return descriptor
 
 
 def close_quietly(descriptor: int) -> None:

@@ -1,0 +1,246 @@
+"""The scenarios that come with the harness: each is one race that a queue can lose."""
+
+from functools import partial
+from typing import Any, Final
+
+from killproof_chaos.sim.runtime import Faults
+from killproof_chaos.sim.scenario import Actor, Function, Scenario, claimed, facts_of
+from killproof_chaos.workload import Job
+
+
+def _job(number: int, **options: object) -> Job:
+    return Job(id=f"job-{number}", kind="report", **options)  # type: ignore[arg-type]
+
+
+def _work_once(me: Actor) -> None:
+    me.work()
+
+
+def _work_twice(me: Actor) -> None:
+    me.work()
+    me.work()
+
+
+def _extend_then_ack(me: Actor) -> None:
+    lease = me.claim()
+    if lease is None:
+        return
+    if me.extend(lease):
+        me.play(lease)
+        me.ack(lease)
+
+
+def _enqueue_keyed(number: int) -> Function:
+    def enqueue(me: Actor) -> None:
+        me.enqueue(_job(number, key="only-once"))
+
+    return enqueue
+
+
+def _reap(me: Actor) -> None:
+    me.reap()
+
+
+CLAIM: Final = Scenario(
+    name="claim",
+    text="two workers claim, run and ack two jobs",
+    actors={"w1": _work_once, "w2": _work_once},
+    jobs=(_job(1), _job(2)),
+)
+STALE_ACK: Final = Scenario(
+    name="stale-ack",
+    text="a worker is stopped past its lease and acks a job that another has taken over",
+    actors={"w1": _work_once, "w2": _work_once},
+    jobs=(_job(1),),
+    faults=Faults(passes=1),
+)
+UNIQUE_KEY: Final = Scenario(
+    name="unique-key",
+    text="two producers enqueue one key while a worker runs what it finds",
+    actors={"p1": _enqueue_keyed(1), "p2": _enqueue_keyed(2), "w1": _work_once},
+)
+EXTEND: Final = Scenario(
+    name="extend-against-reap",
+    text="a holder extends its lease while time passes and a reaper looks",
+    actors={"w1": _extend_then_ack, "reaper": _reap},
+    jobs=(_job(1),),
+    faults=Faults(passes=1),
+)
+COMPLETING: Final = Scenario(
+    name="completing",
+    text="an effect in the file shares the transaction of its ack, while its worker may die",
+    actors={"w1": _work_once, "w2": _work_twice},
+    jobs=(_job(1, sink="table"),),
+    faults=Faults(crashes=1, passes=1),
+    needs=frozenset({"enqueue", "claim", "ack", "completing"}),
+)
+
+
+def _work_in_batch(me: Actor) -> None:
+    """Claim two jobs at once, and finish them at once: a batch is one transaction."""
+    leases: list[Any] = []
+    with me.during("claim") as completion:
+        leases = me.client.claim_many(2)
+        if leases:
+            completion |= claimed(leases[0])
+    for lease in leases[1:]:
+        me.call("claim", partial(_same, lease), told=claimed)
+    for lease in leases:
+        me.play(lease)
+    for lease in leases:
+        me.ack(lease)
+
+
+def _same(lease: Any) -> Any:
+    return lease
+
+
+def _cancel(me: Actor) -> None:
+    me.cancel(me.ids["job-1"])
+
+
+def _replay(me: Actor) -> None:
+    me.replay(me.ids["job-1"])
+
+
+def _release(me: Actor) -> None:
+    if lease := me.claim():
+        me.release(lease)
+
+
+def _snooze(me: Actor) -> None:
+    if lease := me.claim():
+        facts = facts_of(lease)
+        me.call(
+            "snooze",
+            lambda: me.client.snooze(lease, SNOOZE_SECONDS),
+            job=facts.job,
+            fence=facts.fence,
+            value={"delay_ms": round(SNOOZE_SECONDS * 1_000)},
+            refused=False,
+        )
+
+
+def _ack_and_claim(me: Actor) -> None:
+    """Finish one job and take the next in one transaction."""
+    if (lease := me.claim()) is None:
+        return
+    me.play(lease)
+    facts, following = facts_of(lease), None
+    with me.during("ack", job=facts.job, fence=facts.fence):
+        following = me.client.ack_and_claim(lease)
+    if following is not None:
+        me.call("claim", lambda: following, told=claimed)
+        me.play(following)
+        me.ack(following)
+
+
+def _work_in_two_slots(me: Actor) -> None:
+    """Hold two leases in one process, prolong the first, and end both in order."""
+    first, second = me.claim(), me.claim()
+    if first is not None:
+        me.extend(first)
+    for lease in (first, second):
+        if lease is not None:
+            me.play(lease)
+            me.ack(lease)
+
+
+#: At least as long as a step of the virtual clock, so that it can be cut short by nothing else.
+SNOOZE_SECONDS: Final = 0.1
+ONE_FAILURE: Final = _job(1, script=("raise", "ok"))
+LAST_ATTEMPT: Final = _job(1, script=("raise", "ok"), max_attempts=1)
+
+CLAIM_MANY: Final = Scenario(
+    name="claim-many",
+    text="two workers claim batches of three jobs",
+    actors={"w1": _work_in_batch, "w2": _work_in_batch},
+    jobs=(_job(1), _job(2), _job(3)),
+    needs=frozenset({"enqueue", "claim", "ack", "claim_many"}),
+)
+ACK_AND_CLAIM: Final = Scenario(
+    name="ack-and-claim",
+    text="two workers finish a job and take the next in one transaction",
+    actors={"w1": _ack_and_claim, "w2": _ack_and_claim},
+    jobs=(_job(1), _job(2), _job(3)),
+    needs=frozenset({"enqueue", "claim", "ack", "ack_and_claim"}),
+)
+NACK: Final = Scenario(
+    name="nack",
+    text="a handler fails while time passes, and another worker takes the retry",
+    actors={"w1": _work_once, "w2": _work_twice},
+    jobs=(ONE_FAILURE,),
+    faults=Faults(passes=1),
+    needs=frozenset({"enqueue", "claim", "ack", "nack"}),
+)
+LAST: Final = Scenario(
+    name="last-attempt",
+    text="the last attempt fails, or dies, while a reaper looks",
+    actors={"w1": _work_once, "reaper": _reap},
+    jobs=(LAST_ATTEMPT,),
+    faults=Faults(crashes=1, passes=1),
+    needs=frozenset({"enqueue", "claim", "ack", "nack", "reap"}),
+)
+RELEASE: Final = Scenario(
+    name="release",
+    text="a worker gives a job back while time passes and a reaper looks",
+    actors={"w1": _release, "reaper": _reap},
+    jobs=(_job(1),),
+    faults=Faults(passes=1),
+    needs=frozenset({"enqueue", "claim", "ack", "release", "reap"}),
+)
+SNOOZE: Final = Scenario(
+    name="snooze",
+    text="a worker puts a job off while time passes and another worker looks",
+    actors={"w1": _snooze, "w2": _work_once},
+    jobs=(_job(1),),
+    faults=Faults(passes=1),
+    needs=frozenset({"enqueue", "claim", "ack", "snooze"}),
+)
+CANCEL: Final = Scenario(
+    name="cancel-against-claim",
+    text="somebody calls a job off while two workers reach for it",
+    actors={"operator": _cancel, "w1": _work_once, "w2": _work_once},
+    jobs=(_job(1), _job(2)),
+    needs=frozenset({"enqueue", "claim", "ack", "cancel"}),
+)
+PROMOTE: Final = Scenario(
+    name="promote",
+    text="a delayed job falls due while two workers look",
+    actors={"w1": _work_once, "w2": _work_once},
+    jobs=(_job(1, delay_ms=1_000), _job(2)),
+    faults=Faults(passes=1, wall_steps=1),
+    jump=1.0,
+)
+REPLAY: Final = Scenario(
+    name="replay",
+    text="two people replay a job that may be dead by now, while a worker runs it",
+    actors={"w1": _work_once, "operator1": _replay, "operator2": _replay},
+    jobs=(LAST_ATTEMPT,),
+    needs=frozenset({"enqueue", "claim", "ack", "nack", "replay"}),
+)
+REAP: Final = Scenario(
+    name="reap-against-reap",
+    text="two reapers find the same dead worker's job",
+    actors={"w1": _work_once, "reaper1": _reap, "reaper2": _reap},
+    jobs=(_job(1),),
+    faults=Faults(crashes=1, passes=1),
+    needs=frozenset({"enqueue", "claim", "ack", "reap"}),
+)
+
+TWO_SLOTS: Final = Scenario(
+    name="two-slots",
+    text="a worker with two slots is stopped past a lease, while another worker looks",
+    actors={"w1": _work_in_two_slots, "w2": _work_once},
+    jobs=(_job(1), _job(2)),
+    faults=Faults(passes=1),
+    needs=frozenset({"enqueue", "claim", "ack", "extend"}),
+)
+
+SCENARIOS: Final = {
+    scenario.name: scenario
+    for scenario in (
+        *(CLAIM, CLAIM_MANY, ACK_AND_CLAIM, STALE_ACK, NACK, LAST, RELEASE, SNOOZE, EXTEND),
+        *(COMPLETING, UNIQUE_KEY, CANCEL, PROMOTE, REPLAY, REAP, TWO_SLOTS),
+    )
+}

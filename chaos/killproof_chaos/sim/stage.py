@@ -1,0 +1,454 @@
+"""The stage: a target's real file in memory, set up once and put back between schedules.
+
+Opening a file, a client and its connections costs milliseconds; a schedule costs less than one. So
+all of it stays open. Between two schedules the rows are put back as they were, and so is what the
+clients keep in memory. A target says where that is (`memory(client)` returns the objects); one that
+does not is opened anew for each schedule, which is slower and just as right.
+"""
+
+import asyncio
+import ctypes
+import gc
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+from killproof_chaos import memory
+from killproof_chaos.engines.finish import EFFECT_TABLE
+from killproof_chaos.sim import coroutines
+from killproof_chaos.sim.host import SimHost
+from killproof_chaos.sim.judging import Verdict, integrity, judge, write_store
+from killproof_chaos.sim.runtime import ENDED, Event, Life, Runtime, Scheduler
+from killproof_chaos.sim.scenario import Actor, Function, Scenario
+from killproof_chaos.sim.schedulers import Choices, token_of
+from killproof_evidence.audit import audit_records, install_audit
+from killproof_evidence.contract import TERMINAL
+from killproof_evidence.store import Store
+
+#: How much longer than a lease a pass of time is, s: more than any doubt of the checkers.
+MARGIN_SECONDS: Final = 0.05
+LEASE_SECONDS_DEFAULT: Final = 60.0
+#: Rounds of the drain at the end; the pauses between idle ones double, up to more than a year.
+HEAL_ROUNDS: Final = 60
+PAUSE_SECONDS_MAX: Final = 400 * 86_400.0
+#: Names of glibc's malloc.h, and how much freed memory it may keep.
+_M_TRIM_THRESHOLD: Final = -1
+_M_TOP_PAD: Final = -2
+_KEPT_BYTES: Final = 64 << 20
+#: The log is cut back after so many schedules; it grows by some pages in each.
+CHECKPOINT_RUNS: Final = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of one schedule."""
+
+    choices: Choices
+    steps: int  #: choices made, the forced ones included
+    switches: int  #: times that another actor went on
+    stopped: str  #: `cut` by the scheduler, `hung`, `steps` (it never ends); empty: to its end
+    verdict: Verdict | None  #: None: cut off, so there is nothing to judge
+    evidence: int  #: equal in this process for schedules with equal evidence
+    events: tuple[tuple[str, dict[str, Any]], ...]  #: (file of the store, record), in order
+    trace: tuple[Event, ...]  #: empty where none was kept
+    finally_rows: tuple[dict[str, Any], ...]  #: every job at the end; empty where no trace was kept
+
+    @property
+    def token(self) -> str:
+        """The schedule as text."""
+        return token_of(self.choices)
+
+    @property
+    def is_violation(self) -> bool:
+        """Whether a promise broke."""
+        return self.verdict is not None and bool(self.verdict.violations)
+
+    def text(self) -> str:
+        """Return the trace as lines; the same schedule gives the same bytes anywhere."""
+        return "".join(f"{event.line()}\n" for event in self.trace)
+
+
+class Stage:
+    """One target and one scenario, ready to be played again and again."""
+
+    def __init__(self, target: Any, scenario: Scenario) -> None:
+        """Set the file up and enqueue the scenario's jobs; close it, or use a `with` block.
+
+        Raises:
+            ValueError: the target can not be simulated; the message says what it lacks.
+        """
+        if not callable(getattr(target, "open", None)) or target.audit is None:
+            raise ValueError(f"target {target.name!r} has no open(place, host), so no simulation")
+        _keep_memory()
+        self.target, self.scenario = target, scenario
+        self.contract = target.contract
+        lease_ms = self.contract.parameters.get("lease_ms")
+        self.lease = LEASE_SECONDS_DEFAULT if lease_ms is None else lease_ms / 1_000
+        jump = self.lease + MARGIN_SECONDS if scenario.jump is None else scenario.jump
+        self.runtime = Runtime(
+            list(scenario.actors), jump_ns=round(jump * 1e9), faults=scenario.faults
+        )
+        self.place = memory.folder("sim")
+        self.runtime.hides = f"{self.place}/"
+        self.path = self.place / getattr(target, "database", "queue.db")
+        self._register: dict[int, Life] = {}
+        self._parties: list[_Party] = []
+        self.ids: dict[str, Any] = {}  #: harness id -> the queue's, of the scenario's jobs
+        self._verdicts: dict[int, Verdict] = {}
+        self._runs = 0
+        self._database: sqlite3.Connection | None = None
+        if scenario.syncs and hasattr(target, "announce"):
+            target.announce(self._pass_sync_point)
+        try:
+            self._set_up()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close everything and remove the file."""
+        self.close()
+
+    def close(self) -> None:
+        """Close everything and remove the file."""
+        self.runtime.quiet = True
+        if self.scenario.syncs and hasattr(self.target, "announce"):
+            self.target.announce(None)
+        for party in self._parties:
+            party.close()
+        if self._database is not None:
+            self._database.close()
+        shutil.rmtree(self.place, ignore_errors=True)
+
+    @property
+    def distinct(self) -> int:
+        """How many different pieces of evidence were judged."""
+        return len(self._verdicts)
+
+    def play(self, scheduler: Scheduler, *, keeps_trace: bool = False) -> Outcome | None:
+        """Play one schedule and judge it; None: the scheduler has none left.
+
+        Args:
+            scheduler: is asked at each choice.
+            keeps_trace: whether the outcome tells every step, which costs time.
+        """
+        runtime = self.runtime
+        if not scheduler.begin(runtime):
+            return None
+        collects = gc.isenabled()
+        gc.disable()  # What it finds may have clean-up code, which must not run in an actor's name.
+        try:
+            return self._play(scheduler, keeps_trace)
+        finally:
+            if collects:
+                gc.enable()
+
+    def _play(self, scheduler: Scheduler, keeps_trace: bool) -> Outcome:
+        runtime = self.runtime
+        self._put_back()
+        runtime.keeps_trace = keeps_trace
+        actors = self._parties[: len(runtime.roots)]
+        functions = list(self.scenario.actors.values())
+        runtime.run(
+            [
+                _body(runtime, party, function)
+                for party, function in zip(actors, functions, strict=True)
+            ],
+            scheduler,
+        )
+        verdict, key = None, 0
+        if runtime.stopped != "cut":
+            self._heal()
+            key = hash((runtime.order, runtime.commits))
+            verdict = self._verdicts.get(key)
+            if verdict is None:
+                verdict = self._verdicts[key] = self._judge()
+        runtime.quiet = True
+        rows = self._rows() if keeps_trace and verdict is not None else ()
+        return Outcome(
+            choices=tuple(runtime.choices),
+            steps=runtime.step,
+            switches=runtime.switches,
+            stopped=runtime.stopped,
+            verdict=verdict,
+            evidence=key,
+            events=tuple(runtime.events) if keeps_trace else (),
+            trace=tuple(runtime.trace),
+            finally_rows=tuple(rows),
+        )
+
+    def write_store(self, place: Store | Path | str, outcome: Outcome) -> Store:
+        """Write the evidence of the schedule that was played last as a store.
+
+        Args:
+            place: a store that holds no run yet, or where to make one.
+            outcome: of that schedule.
+
+        Raises:
+            StoreError: the folder holds something already; definite.
+        """
+        run = {
+            "engine": "sim",
+            "target": self.target.name,
+            "scenario": self.scenario.name,
+            "replay": outcome.token,
+            "obligations": {},
+        }
+        return write_store(place, self._records(), run=run, contract=self.contract)
+
+    def _pass_sync_point(self, _name: str) -> None:
+        """Be at a sync point of a target whose hook is one for the whole process."""
+        if not self.runtime.quiet:
+            self.runtime.point()
+
+    # Setting up.
+
+    @property
+    def database(self) -> sqlite3.Connection:
+        """The stage's own connection, which no actor knows of."""
+        assert self._database is not None
+        return self._database
+
+    def _set_up(self) -> None:
+        runtime, scenario = self.runtime, self.scenario
+        runtime.quiet = True
+        # The first open makes the file, on the virtual host: at level `power` a real one refuses.
+        roots = [*runtime.roots, Life(len(runtime.roots), "heal")]
+        producer = Life(len(roots), "p0")
+        self._producer = _Party(self, producer)
+        with closing(sqlite3.connect(self.path, isolation_level=None)) as database:
+            install_audit(self.path, self.target.audit)
+            database.execute(EFFECT_TABLE)
+        actor = self._producer.begin()
+        for job in scenario.jobs:
+            actor.enqueue(job)
+        actor.finish()
+        self.ids |= actor.ids
+        self._producer.close()
+        self._first = (tuple(runtime.events), runtime.commits)
+        self._parties = [_Party(self, root) for root in roots]
+        self._database = sqlite3.connect(self.path, isolation_level=None, cached_statements=512)
+        self._image = _Image(self._database)
+
+    def _put_back(self) -> None:
+        """Make everything as it was after the set-up."""
+        runtime = self.runtime
+        runtime.quiet = True
+        runtime.reset()
+        events, runtime.commits = self._first
+        runtime.events.extend(events)
+        self._register.clear()
+        self._runs += 1
+        if self._runs % CHECKPOINT_RUNS == 0:
+            gc.collect(1)
+        for party in self._parties:
+            party.put_back()
+        self._image.put_back()
+        if self._runs % CHECKPOINT_RUNS == 0:
+            self.database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    # The end of a run.
+
+    def _heal(self) -> None:
+        """End all faults and let one more worker drain the queue."""
+        runtime, healer = self.runtime, self._parties[-1]
+        for life in runtime.lives:
+            life.state = ENDED
+        for party in self._parties[:-1]:
+            party.drop()
+        runtime.writer = None
+        runtime.current, runtime.solo = None, True
+        runtime.set_clock(0)
+        runtime.record("nemesis.jsonl", {"fault": "heal"})
+        if not self.scenario.heals or self._is_drained():
+            return
+        runtime.current = healer.life
+        actor, pause = healer.begin(), self.lease + MARGIN_SECONDS
+        try:
+            for _ in range(HEAL_ROUNDS):
+                if not actor.work():
+                    if self._is_drained():
+                        break
+                    runtime.sleep(pause)
+                    pause = min(2 * pause, PAUSE_SECONDS_MAX)
+            actor.finish()
+        except Exception as error:
+            # The queue is broken for whoever comes after; that is a finding, not our failure.
+            runtime.fail(healer.life, error)
+        healer.drop()
+
+    def _is_drained(self) -> bool:
+        mapping = self.target.audit
+        if not mapping.state.isidentifier():
+            return False
+        query = f'SELECT DISTINCT "{mapping.state}" FROM "{mapping.table}"'  # noqa: S608 - as given
+        states = {mapping.states.get(row[0], row[0]) for row in self.database.execute(query)}
+        return states <= TERMINAL
+
+    def _judge(self) -> Verdict:
+        return judge(
+            self._records(),
+            contract=self.contract,
+            promises=self.scenario.promises,
+            problems=integrity(self.database),
+            errors=self.runtime.errors,
+        )
+
+    def _records(self) -> dict[str, list[dict[str, Any]]]:
+        """Return all records of the run, by their path in a store."""
+        records: dict[str, list[dict[str, Any]]] = {}
+        for file, record in self.runtime.events:
+            records.setdefault(file, []).append(record)
+        records["audit.jsonl"] = list(audit_records(self.database, self.target.audit))
+        records["snapshot.jsonl"] = list(self._rows())
+        query = "SELECT job, attempt, fence FROM chaos_effect ORDER BY seq"
+        records["effects/table.jsonl"] = [
+            {"job": job, "attempt": attempt, "fence": fence, "what": "applied"}
+            for job, attempt, fence in self.database.execute(query)
+        ]
+        return records
+
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        rows = getattr(self.target, "rows", None)
+        found = self.target.snapshot(self.place) if rows is None else rows(self.database)
+        for row in found:
+            yield row.record()
+
+
+class _Party:
+    """One process of the stage: its life, its host and its client."""
+
+    def __init__(self, stage: Stage, life: Life) -> None:
+        """Open the target's client for a life."""
+        self._stage, self.life = stage, life
+        self.host = SimHost(stage.runtime, life, stage._register, syncs=stage.scenario.syncs)
+        self._open()
+
+    def begin(self) -> Actor:
+        """Return what the function of the actor is given, for this run."""
+        self._stage.runtime.current = self.life
+        actor = Actor(self._stage.runtime, self.life, self.client)
+        actor.ids |= self._stage.ids
+        return actor
+
+    def put_back(self) -> None:
+        """Be as just opened."""
+        self.drop()
+        self.life.reset()
+        self.host.reset()
+        if self._memory is None:
+            self.close()
+            self._open()
+        else:
+            self._memory.put_back()
+
+    def drop(self) -> None:
+        """End what the run has left open."""
+        for held in self.life.held:
+            held.drop()
+
+    def close(self) -> None:
+        """Close the client and its connections."""
+        runtime = self._stage.runtime
+        runtime.quiet, runtime.current = True, self.life
+        self.life.is_dead = False
+        self.client.close()
+        for held in list(self.life.held):
+            held.close()
+        runtime.current = None
+
+    def _open(self) -> None:
+        runtime, target = self._stage.runtime, self._stage.target
+        runtime.quiet, runtime.current = True, self.life
+        self.client: Any = target.open(self._stage.place, self.host)
+        runtime.current = None
+        memory: Callable[[Any], tuple[object, ...]] | None = getattr(target, "memory", None)
+        self._memory = None if memory is None else _Memory(memory(self.client))
+
+
+class _Memory:
+    """What some objects held in their attributes at one moment."""
+
+    def __init__(self, objects: tuple[object, ...]) -> None:
+        self._kept = [(found.__dict__, dict(found.__dict__)) for found in objects]
+
+    def put_back(self) -> None:
+        """Make the attributes what they were; containers begin empty or as they were."""
+        for attributes, kept in self._kept:
+            attributes.clear()
+            for name, value in kept.items():
+                is_container = type(value) in (dict, list, set)
+                attributes[name] = type(value)(value) if is_container else value
+
+
+class _Image:
+    """The rows of every table at one moment, and the way back to them."""
+
+    def __init__(self, database: sqlite3.Connection) -> None:
+        self._database = database
+        names = [
+            name
+            for (name,) in database.execute(
+                "SELECT name FROM sqlite_schema WHERE type = 'table' "
+                "AND (name NOT LIKE 'sqlite_%' OR name = 'sqlite_sequence') "
+                "ORDER BY name LIKE 'killproof_audit' OR name = 'sqlite_sequence'"
+            )
+        ]
+        self._steps: list[tuple[str, str, list[Any]]] = []
+        for name in names:
+            rows = database.execute(f'SELECT * FROM "{name}"').fetchall()  # noqa: S608 - a schema
+            marks = ", ".join("?" * len(rows[0])) if rows else ""
+            insert = f'INSERT INTO "{name}" VALUES ({marks})'  # noqa: S608 - a schema
+            self._steps.append((f'DELETE FROM "{name}"', insert, rows))  # noqa: S608 - a schema
+        # Triggers of the target's own would run while rows are put back, and change others.
+        (own,) = database.execute(
+            "SELECT count(*) FROM sqlite_schema WHERE type = 'trigger' "
+            "AND name NOT LIKE 'killproof_audit%'"
+        ).fetchone()
+        self._copy = None
+        if own:
+            self._copy = sqlite3.connect(":memory:")
+            database.backup(self._copy)
+
+    def put_back(self) -> None:
+        """Make all rows what they were, in one transaction."""
+        if self._copy is not None:
+            self._copy.backup(self._database)
+            return
+        execute = self._database.execute
+        execute("BEGIN IMMEDIATE")
+        for delete, insert, rows in self._steps:
+            execute(delete)
+            for row in rows:
+                execute(insert, row)
+        execute("COMMIT")
+
+
+def _keep_memory() -> None:
+    """Let the C library keep freed memory: it would give it back and ask again at every statement.
+
+    SQLite's statements allocate at the top of the heap, and glibc trims that as soon as 128 KiB of
+    it are free: 75 us of system calls in a statement of 18.
+    """
+    with suppress(AttributeError, OSError):  # Another C library, which has its own ways.
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+        mallopt(_M_TOP_PAD, _KEPT_BYTES // 8)
+
+
+def _body(runtime: Runtime, party: _Party, function: Function) -> Callable[[], None]:
+    def body() -> None:
+        actor = party.begin()
+        done = function(actor)
+        if asyncio.iscoroutine(done):
+            coroutines.run(runtime, done)
+        actor.finish()
+
+    return body

@@ -1,0 +1,177 @@
+"""Each guard of killproof's SQL is taken away in a copy of the sources, and the simulator sees it.
+
+Goal: a guard that nothing misses would be decoration. Method: a text of the copy is replaced, a
+process of its own explores the race that needs the guard, the smallest bound first, and shrinks
+what it finds. Where two tests of a statement say the same in different words (the owner of a job
+is NULL unless its state is leased, for one), both are the guard, and both go.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+BOUND_MAX = 2
+#: Several times what the slowest needs.
+SCHEDULES_MAX = 5_000
+STEPS_MAX = 12
+SECONDS_MAX = 300
+
+PROGRAM = """
+import json, sys
+from dataclasses import replace
+import killproof
+from killproof_chaos.sim import Budget, Dfs, explore
+from killproof_chaos.sim.scenarios import SCENARIOS
+from killproof_chaos.sim.shrink import shrink
+from killproof_chaos.targets import load
+
+name, names, bound_max, schedules = json.loads(sys.argv[1])
+target, scenario = load("killproof"), SCENARIOS[name]
+scenario = replace(scenario, actors={a: f for a, f in scenario.actors.items() if a in names})
+for bound in range(bound_max + 1):
+    budget = Budget(seconds=None, schedules=schedules)
+    found = explore(target, scenario, Dfs(bound), budget=budget)
+    if found.violations:
+        break
+told = {"file": killproof.__file__, "broken": sorted(found.broken), "steps": [], "text": ""}
+if found.violations:
+    shrunk = shrink(target, scenario, found.violations[0])
+    told |= {"steps": [s.text for s in shrunk.story.steps], "text": shrunk.story.text()}
+print(json.dumps(told))
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guard:
+    """A guard, the race that needs it, and a promise that breaks without it."""
+
+    name: str
+    scenario: str
+    actors: tuple[str, ...]
+    promise: str
+    texts: tuple[tuple[str, str, str], ...]  #: file, what stands there, and what instead
+
+
+GUARDS = (
+    Guard(
+        name="the fence of an outcome",
+        scenario="two-slots",
+        actors=("w1", "w2"),
+        promise="P5",
+        texts=(
+            (
+                "jobs.py",
+                "AND fence = :fence AND owner = :worker AND state = 'leased'\n"
+                "           AND lease_deadline_ns",
+                "AND owner = :worker AND state = 'leased'\n           AND lease_deadline_ns",
+            ),
+        ),
+    ),
+    Guard(
+        name="the state test of an outcome",
+        scenario="extend-against-reap",
+        actors=("w1", "reaper"),
+        promise="P5",
+        texts=(
+            (
+                "jobs.py",
+                " AND owner = :worker AND state = 'leased'\n"
+                "           AND lease_deadline_ns <= :before_ns",
+                "",
+            ),
+        ),
+    ),
+    Guard(
+        name="the transaction that is IMMEDIATE",
+        scenario="cancel-against-claim",
+        actors=("operator", "w1"),
+        promise="P16",
+        texts=(
+            (
+                "database.py",
+                'connection.execute("BEGIN IMMEDIATE"))',
+                'connection.execute("BEGIN"))',
+            ),
+        ),
+    ),
+    Guard(
+        name="the count at a claim",
+        scenario="claim",
+        actors=("w1", "w2"),
+        promise="P8",
+        texts=(
+            ("jobs.py", "deliveries = deliveries + 1", "deliveries = deliveries"),
+            # The schema would set aside a job that is leased and was never delivered.
+            ("schema.sql", "forgiven BETWEEN 1 AND", "forgiven BETWEEN 0 AND"),
+            ("schema.sql", "OR deliveries >= 1", "OR deliveries >= 0"),
+        ),
+    ),
+    Guard(
+        name="the unique index of keys",
+        scenario="unique-key",
+        actors=("p1", "p2"),
+        promise="P12",
+        texts=(
+            ("schema.sql", "CREATE UNIQUE INDEX job_key", "CREATE INDEX job_key"),
+            (
+                "jobs.py",
+                """
+            ON CONFLICT (key) WHERE key IS NOT NULL
+                AND state IN ('blocked', 'scheduled', 'available', 'leased', 'retryable', 'held')
+            DO NOTHING""",
+                "",
+            ),
+        ),
+    ),
+    Guard(
+        name="the deadline that bounds a reap",
+        scenario="two-slots",
+        actors=("w1", "w2"),
+        promise="P4",
+        texts=(
+            ("jobs.py", "owner = :owner AND lease_deadline_ns <= :before_ns", "owner = :owner"),
+            ("jobs.py", "\n           AND lease_deadline_ns <= :before_ns", ""),
+        ),
+    ),
+)
+
+
+def explored(queue: Path, guard: Guard) -> Any:
+    """Explore the guard's race on the queue whose sources lie there."""
+    task = json.dumps([guard.scenario, guard.actors, BOUND_MAX, SCHEDULES_MAX])
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM, task],
+        env={**os.environ, "PYTHONPATH": str(queue)},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    told = json.loads(ended.stdout)
+    assert Path(told["file"]).is_relative_to(queue)
+    return told
+
+
+@pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: guard.name)
+def test_a_guard_that_is_taken_away_is_missed_in_a_short_story(guard: Guard, place: Path) -> None:
+    queue = place / "queue"
+    shutil.copytree(ROOT / "queue", queue, ignore=shutil.ignore_patterns("__pycache__"))
+    for name, text, instead in guard.texts:
+        file = queue / "killproof" / "core" / name
+        source = file.read_text(encoding="utf-8")
+        assert text in source, f"{name} has no {text!r} any more: the table must follow the code"
+        file.write_text(source.replace(text, instead), encoding="utf-8")
+
+    told = explored(queue, guard)
+
+    assert guard.promise in told["broken"]
+    assert 1 <= len(told["steps"]) <= STEPS_MAX, told["text"]

@@ -1,0 +1,287 @@
+"""The runtime of the simulator on actors without a database: choices, time, faults, schedulers."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import combinations, pairwise
+from math import comb
+
+import pytest
+
+from killproof_chaos.sim.runtime import START_NS, WALL_MS, Faults, Runtime, Scheduler
+from killproof_chaos.sim.schedulers import (
+    Choices,
+    Dfs,
+    Pct,
+    Replay,
+    Walk,
+    choices_of,
+    token_of,
+)
+
+Log = list[str]
+Actors = Callable[[Runtime, Log], list[Callable[[], None]]]
+
+
+def steppers(steps: int) -> Actors:
+    """Return two actors that take so many steps each, with a point before each."""
+
+    def make(runtime: Runtime, log: Log) -> list[Callable[[], None]]:
+        def actor(name: str) -> Callable[[], None]:
+            def run() -> None:
+                for _ in range(steps):
+                    runtime.point()
+                    log.append(name)
+
+            return run
+
+        return [actor("a"), actor("b")]
+
+    return make
+
+
+def play(
+    runtime: Runtime, actors: Actors, scheduler: Scheduler
+) -> Iterator[tuple[str, Choices, str]]:
+    """Yield (steps in order, choices, how it stopped) of every run of the scheduler."""
+    while scheduler.begin(runtime):
+        log: Log = []
+        runtime.reset()
+        runtime.run(actors(runtime, log), scheduler)
+        yield "".join(log), tuple(runtime.choices), runtime.stopped
+
+
+def new_runtime(faults: Faults | None = None, actors: int = 2) -> Runtime:
+    return Runtime(["one", "two", "three"][:actors], jump_ns=10**9, faults=faults or Faults())
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_a_search_without_bound_plays_every_interleaving_once(steps: int) -> None:
+    """An actor with n points has n + 1 parts, and each order of the parts is one schedule."""
+    runs = list(play(new_runtime(), steppers(steps), Dfs(99, prunes=False, reduces=False)))
+
+    assert len(runs) == comb(2 * (steps + 1), steps + 1)
+    assert len({choices for _, choices, _ in runs}) == len(runs)
+    assert {log for log, _, _ in runs} == orders(steps)
+
+
+@pytest.mark.parametrize(("bound", "count"), [(0, 2), (1, 8), (2, 26)])
+def test_a_bound_allows_so_many_preemptions_and_no_more(bound: int, count: int) -> None:
+    """Three points: four parts each; the count is that of the orders by a search of all 70."""
+    runs = list(play(new_runtime(), steppers(3), Dfs(bound, prunes=False, reduces=False)))
+
+    assert count == sum(preemptions(order) <= bound for order in orders(4))
+    assert len(runs) == count
+
+
+def orders(steps: int) -> set[str]:
+    """Return every order of so many steps of `a` and as many of `b`."""
+    places = range(2 * steps)
+    return {
+        "".join("a" if place in chosen else "b" for place in places)
+        for chosen in map(set, combinations(places, steps))
+    }
+
+
+def preemptions(order: str) -> int:
+    """Count the switches away from an actor that has parts left."""
+    return sum(
+        here != there and here in order[position + 1 :]
+        for position, (here, there) in enumerate(pairwise(order))
+    )
+
+
+def test_schedules_with_fewer_deviations_come_first() -> None:
+    runs = list(play(new_runtime(), steppers(3), Dfs(2, prunes=False, reduces=False)))
+
+    # Which actor is the first costs nothing.
+    sizes = [len(choices) - (choices[:1] == ((1, "b"),)) for _, choices, _ in runs]
+    assert sizes == sorted(sizes)
+    assert [log for log, _, _ in runs[:2]] == ["aaabbb", "bbbaaa"]
+
+
+def test_equal_states_are_explored_once_and_no_order_is_lost() -> None:
+    """What an actor here does depends on nothing, so states merge; the orders must not."""
+    whole = list(play(new_runtime(), steppers(2), Dfs(99, prunes=False)))
+    dfs = Dfs(99)
+    pruned = list(play(new_runtime(), steppers(2), dfs))
+
+    assert sum(stopped == "cut" for _, _, stopped in pruned) > 0
+    assert len(pruned) < len(whole)
+    assert dfs.states > 0
+
+
+def test_a_replay_plays_what_was_chosen_and_passes_over_what_can_not_be() -> None:
+    runs = list(play(new_runtime(), steppers(3), Walk(seed=3, runs=20)))
+    for log, choices, _ in runs:
+        ((again, same, _),) = play(new_runtime(), steppers(3), Replay(choices))
+        assert (again, same) == (log, choices)
+
+    ((log, choices, _),) = play(new_runtime(), steppers(2), Replay("2c,3b,99a"))
+    assert (log, choices) == ("abba", ((3, "b"),))
+
+
+def test_a_token_is_the_choices_and_says_what_is_wrong_with_it() -> None:
+    choices = ((1, "b"), (7, "A"), (9, "+"), (11, "-c"), (12, "^"), (13, "_"), (15, "z30"))
+
+    assert token_of(choices) == "1b,7A,9+,11-c,12^,13_,15z30"
+    assert choices_of(token_of(choices)) == choices
+    assert choices_of(token_of(())) == ()
+    with pytest.raises(ValueError, match="'x9' is no choice such as 7b, 19A or"):
+        choices_of("1b,x9")
+
+
+def test_time_stands_still_while_somebody_can_run_and_then_jumps() -> None:
+    seen: list[tuple[str, float]] = []
+
+    def actors(runtime: Runtime, log: Log) -> list[Callable[[], None]]:
+        def sleeper(name: str, seconds: float) -> Callable[[], None]:
+            def run() -> None:
+                runtime.point()
+                seen.append((name, 0.0))
+                assert runtime.now_ns == START_NS
+                runtime.sleep(seconds)
+                seen.append((name, (runtime.now_ns - START_NS) / 1e9))
+
+            return run
+
+        return [sleeper("year", 31_536_000), sleeper("minute", 60)]
+
+    runtime = new_runtime()
+    ((_, _, stopped),) = play(runtime, actors, Replay())
+
+    assert stopped == ""
+    assert seen == [("year", 0.0), ("minute", 0.0), ("minute", 60.0), ("year", 31_536_000.0)]
+    assert runtime.wall_ms == WALL_MS + 31_536_000_000
+
+
+def test_time_passes_though_actors_could_run_only_where_the_budget_says_so() -> None:
+    reached = {
+        (token, runtime_ns)
+        for token, runtime_ns in _clocks(Faults(passes=1, wall_steps=1), Dfs(0, prunes=False))
+    }
+
+    assert ("+", 10**9) in reached
+    assert any("^" in token and "+" in token for token, _ in reached)
+    assert all(token.count("+") <= 1 for token, _ in reached)
+    assert {ns for token, ns in reached if "+" not in token} == {0}
+    assert {token for token, _ in _clocks(Faults(), Dfs(0))} == {"", "b"}
+
+
+def _clocks(faults: Faults, scheduler: Scheduler) -> Iterator[tuple[str, int]]:
+    runtime = new_runtime(faults)
+    for _, choices, _ in play(runtime, steppers(1), scheduler):
+        yield "".join(label for _, label in choices), runtime.now_ns - START_NS
+
+
+def test_a_crashed_actor_does_nothing_more_whatever_its_clean_up_code_tries() -> None:
+    """Its `finally` comes to a point and catches everything: no step may come of it."""
+
+    def actors(runtime: Runtime, log: Log) -> list[Callable[[], None]]:
+        def stubborn() -> None:
+            try:
+                runtime.point()
+                log.append("a")
+            finally:
+                runtime.point()
+                log.append("f")
+
+        def other() -> None:
+            runtime.point()
+            log.append("b")
+
+        return [stubborn, other]
+
+    found = {
+        log: choices
+        for log, choices, _ in play(
+            new_runtime(Faults(crashes=1)), actors, Dfs(2, prunes=False, reduces=False)
+        )
+    }
+
+    crashed = [log for log, choices in found.items() if any(label == "A" for _, label in choices)]
+    assert set(crashed) == {"b", "ab", "ba"}
+    assert not any("f" in log for log in crashed)
+    assert "afb" in found
+
+
+def test_a_lost_wake_up_leaves_a_sleeper_that_has_no_time_limit_for_ever() -> None:
+    def actors(runtime: Runtime, log: Log) -> list[Callable[[], None]]:
+        def waiter() -> None:
+            log.append("woken" if runtime.wait(None, signal="ready") else "late")
+
+        def caller() -> None:
+            runtime.point()
+            runtime.notify("ready")
+
+        return [waiter, caller]
+
+    ends = {(log, stopped) for log, _, stopped in play(new_runtime(), actors, Dfs(0))}
+    lossy = {
+        (log, stopped) for log, _, stopped in play(new_runtime(Faults(lost=1)), actors, Dfs(0))
+    }
+
+    # Whoever calls before anybody waits is not heard: the race that a lost wake-up is, too.
+    assert ends == {("woken", ""), ("", "hung")}
+    assert {choices for _, choices, _ in play(new_runtime(Faults(lost=1)), actors, Dfs(0))} > {()}
+    assert ("", "hung") in lossy
+
+
+def test_an_exception_that_nobody_expects_ends_its_process_alone() -> None:
+    def actors(runtime: Runtime, log: Log) -> list[Callable[[], None]]:
+        def wrong() -> None:
+            runtime.point()
+            raise KeyError("surprise")
+
+        def right() -> None:
+            runtime.point()
+            log.append("done")
+
+        return [wrong, right]
+
+    runtime = new_runtime()
+    ((log, _, _),) = play(runtime, actors, Replay())
+
+    assert log == "done"
+    assert runtime.errors == [("one", "KeyError: 'surprise'")]
+
+
+def test_a_run_that_never_ends_is_stopped() -> None:
+    def actors(runtime: Runtime, log: Log) -> list[Callable[[], None]]:
+        def loop() -> None:
+            while True:
+                runtime.point()
+
+        return [loop, loop]
+
+    ((_, _, stopped),) = play(new_runtime(), actors, Replay())
+
+    assert stopped == "steps"
+
+
+def test_a_walk_takes_every_option_equally_often() -> None:
+    runs = list(play(new_runtime(), steppers(1), Walk(seed=1, runs=4_000)))
+
+    first = Counter(choices[:1] == ((1, "b"),) for _, choices, _ in runs)
+    assert abs(first[True] - 2_000) < 150, first
+
+
+def test_pct_finds_an_order_of_two_events_as_often_as_its_bound_promises() -> None:
+    """Depth 2: `b` right in the middle of `aaa`, at least 1 / (n * k) of the runs."""
+    runtime = new_runtime()
+    runs = list(play(runtime, steppers(3), Pct(2, seed=5, runs=2_000)))
+
+    hits = sum(log == "aabbba" for log, _, _ in runs)
+    assert hits / len(runs) >= 1 / (2 * 20)
+    assert {log for log, _, _ in runs} == {
+        *("aaabbb", "abbbaa", "aabbba", "bbbaaa", "baaabb", "bbaaab")
+    }, "one change of priority: at most one actor is cut in two"
+
+
+def test_random_schedules_are_the_same_for_the_same_seed_alone() -> None:
+    def logs(seed: int, scheduler: type[Pct] | type[Walk]) -> list[Choices]:
+        made = scheduler(seed=seed, runs=50)
+        return [choices for _, choices, _ in play(new_runtime(), steppers(3), made)]
+
+    for scheduler in (Pct, Walk):
+        assert logs(7, scheduler) == logs(7, scheduler)
+        assert logs(7, scheduler) != logs(8, scheduler)
