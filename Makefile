@@ -144,7 +144,7 @@ SIM = $(BIN)/killproof chaos sim
 SCHEDULES = killproof-store/schedules
 # A run that is there already is not made again: an interrupted sweep goes on where it was.
 EXPLORE = once() { \
-    grep -qs '"interrupted": false' $(SCHEDULES)/$$1/verdict.json || { rm -rf $(SCHEDULES)/$$1; \
+    grep -qs interrupted.:.false $(SCHEDULES)/$$1/verdict.json || { rm -rf $(SCHEDULES)/$$1; \
     place=$$1; shift; $(SIM) --store $(SCHEDULES)/$$place "$$@" > /dev/null; \
     test $$? -le 2; }; }
 
