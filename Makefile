@@ -68,7 +68,9 @@ quick: ## What needs no processes: seconds.
 mutations: ## Take the core's guards away, one at a time, and see tests go red: minutes.
 	$(BIN)/python tests/mutations.py
 
-report: report-chaos report-crash report-contention report-power-cut ## Make reports/ anew from real runs (minutes).
+REPORTS = report-chaos report-crash report-contention report-power-cut
+
+report: $(REPORTS) ## Make reports/ anew from real runs (minutes).
 
 report-chaos: ## The harness on the queue, ten seeds: reports/chaos-proc.md and .html.
 	rm -rf killproof-store/report
