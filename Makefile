@@ -128,7 +128,7 @@ report-crash: ## A kill at every file call of every operation: reports/crash.md 
 	    $(CRASHES)/ack-without-fence $(CRASHES)/attempt-not-counted \
 	    $(CRASHES)/effect-and-ack-apart
 
-report-power-cut: ## The power cut at every kind of point, queues side by side: reports/power-cut.md.
+report-power-cut: ## Power cuts of several queues, side by side: reports/power-cut.md.
 	rm -rf $(CUTS)
 	for seed in $$(seq 24); do \
 	    $(BIN)/killproof chaos disk --points 250 --seed $$seed \
