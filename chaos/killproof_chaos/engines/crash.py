@@ -52,6 +52,9 @@ from killproof_evidence.store import Store, write_json
 POINTS: Final = "points.jsonl"
 #: Copies and databases of all lanes at once need a few megabytes.
 MEMORY_BYTES_MIN: Final = 256 << 20
+#: What a worker of its own meets: nobody hears what its calls were told, so that one error of a
+#: disk stands for the others, which each operation by itself is given.
+WORKERS_FAULTS: Final = (*KILLS, "EIO")
 #: A lane waits as often as it computes: for a worker that looks for jobs, for a lease to run out.
 LANES_PER_CORE: Final = 2
 #: A point that was missed once may be met: a helper thread may have made one call more.
@@ -168,6 +171,7 @@ class Engine:
             for name in self._operations
             if name in self._counted
             for point in points_of(self._counted[name], errors=self._errors)
+            if name != crash_life.WORK or point.fault in WORKERS_FAULTS
         ]
         first = [point for point in self._points if (point.number, point.fault) == (1, "before")]
         self._make(pool, first)
