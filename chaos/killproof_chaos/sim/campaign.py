@@ -13,12 +13,14 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, Final
 
 from killproof_chaos import targets
+from killproof_chaos.engines.crew import EngineFailed
 from killproof_chaos.sim.explore import Budget, Exploration, explore, run_one
 from killproof_chaos.sim.runtime import Runtime
 from killproof_chaos.sim.scenario import Actor, Scenario
@@ -283,15 +285,24 @@ def scenario_of(name: str, crashes: int | None) -> Scenario:
 
 
 def perform(task: Task, board: Board) -> Answer:
-    """Explore what a task says, in this process."""
+    """Explore what a task says, in this process.
+
+    Raises:
+        EngineFailed: the target does not do the same again when it is told the same.
+    """
     scheduler = _scheduler(task, board)
     started = time.process_time()
-    found = explore(
-        targets.load(task.target),
-        scenario_of(task.scenario, task.crashes),
-        scheduler,
-        budget=Budget(seconds=task.seconds),
-    )
+    scenario = scenario_of(task.scenario, task.crashes)
+    try:
+        found = explore(
+            targets.load(task.target), scenario, scheduler, budget=Budget(seconds=task.seconds)
+        )
+    except AssertionError as error:
+        # The explorer's own: the same choices must give the same run, and nothing else is known.
+        raise EngineFailed(
+            f"{task.scenario}: {error}; does the target read a clock, draw a number or start a "
+            "thread of its own?"
+        ) from error
     if board.stop.value and found.exhausted:
         # It ended because it was told to, which the exploration can not know.
         found.exhausted = False
@@ -351,6 +362,13 @@ def _answers(
 ) -> Iterator[Answer]:
     """Yield what comes of each task; one process or several."""
     plan = _Plan(options, rows, board, show)
+    try:
+        yield from _performed(options, plan, board)
+    except BrokenProcessPool:
+        raise EngineFailed("a process that explored was killed; is there enough memory?") from None
+
+
+def _performed(options: Options, plan: "_Plan", board: Board) -> Iterator[Answer]:
     if options.jobs == 1:
         board.watch = plan.tell
         while (task := plan.next()) is not None:
