@@ -29,7 +29,6 @@ from killproof_chaos.sim.schedulers import Dfs, Pct, Walk, token_of
 from killproof_chaos.sim.shrink import Shrunk, shrink
 from killproof_evidence.finding import PASS, UNKNOWN, VIOLATED
 
-SCHEDULERS: Final = ("dfs", "pct", "walk")
 #: Seconds between two looks at tasks that run in other processes.
 LOOK_SECONDS: Final = 0.2
 #: Tasks of one scenario get seeds so far apart.
