@@ -72,7 +72,9 @@ quick: ## What needs no processes: seconds.
 mutations: ## Take the core's guards away, one at a time, and see tests go red: minutes.
 	$(BIN)/python tests/mutations.py
 
-report: report-chaos report-crash report-contention report-power-cut ## Make reports/ anew from real runs (minutes).
+REPORTS = report-chaos report-crash report-contention report-power-cut
+
+report: $(REPORTS) ## Make reports/ anew from real runs (minutes).
 
 report-chaos: ## The harness on the queue, ten seeds: reports/chaos-proc.md and .html.
 	rm -rf killproof-store/report
@@ -130,7 +132,7 @@ report-crash: ## A kill at every file call of every operation: reports/crash.md 
 	    $(CRASHES)/ack-without-fence $(CRASHES)/attempt-not-counted \
 	    $(CRASHES)/effect-and-ack-apart
 
-report-power-cut: ## The power cut at every kind of point, queues side by side: reports/power-cut.md.
+report-power-cut: ## Power cuts of several queues, side by side: reports/power-cut.md.
 	rm -rf $(CUTS)
 	for seed in $$(seq 24); do \
 	    $(BIN)/killproof chaos disk --points 250 --seed $$seed \
@@ -148,7 +150,7 @@ SIM = $(BIN)/killproof chaos sim
 SCHEDULES = killproof-store/schedules
 # A run that is there already is not made again: an interrupted sweep goes on where it was.
 EXPLORE = once() { \
-    grep -qs '"interrupted": false' $(SCHEDULES)/$$1/verdict.json || { rm -rf $(SCHEDULES)/$$1; \
+    grep -qs interrupted.:.false $(SCHEDULES)/$$1/verdict.json || { rm -rf $(SCHEDULES)/$$1; \
     place=$$1; shift; $(SIM) --store $(SCHEDULES)/$$place "$$@" > /dev/null; \
     test $$? -le 2; }; }
 

@@ -111,6 +111,7 @@ def markdown(
     parts = [
         "# Power cuts",
         _opening(figures),
+        "Command: `make report-power-cut`",
         f"One run in pictures, with the points where acknowledgements are lost: {page}.",
         "## What was found",
         _table(figures),
@@ -124,14 +125,13 @@ def markdown(
         "## By policy",
         _policies(figures),
         "## How it was done",
-        _conditions(first[0]),
+        _conditions(first[0], figures),
         "## What bounds the speed",
         _speed(figures, queues),
         "## What this does not show",
         "\n".join(f"- {limit}" for limit in report_disk.LIMITS),
         "## Run it again",
-        "```sh\nmake report-power-cut\n```",
-        "One run of each:",
+        "One run of each queue:",
         "```sh\n" + "\n".join(queues[name].records[0]["replay"] for name in figures) + "\n```",
     ]
     return "\n\n".join(parts) + "\n"
@@ -183,9 +183,12 @@ def _policies(figures: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join([*lines, "", *told])
 
 
-def _conditions(record: Mapping[str, Any]) -> str:
+def _conditions(record: Mapping[str, Any], figures: Mapping[str, Mapping[str, Any]]) -> str:
     where = record["environment"]
     counts = record["counts"]
+    seeds = "; ".join(
+        f"{name} {', '.join(map(str, sorted(found['seeds'])))}" for name, found in figures.items()
+    )
     return "\n".join(
         (
             f"- Each run: {record['replay'].split('--jobs ')[1].split()[0]} jobs, 2 players, 3 "
@@ -200,10 +203,10 @@ def _conditions(record: Mapping[str, Any]) -> str:
             "failed.",
             f"- Obligations: {record['coverage']['hit']} of {record['coverage']['obliged']} met "
             "in the first run.",
-            f"- Python {where['python']}, SQLite {where['sqlite']}"
-            f"{' (has the WAL-reset fault)' if where.get('wal_reset_affected') else ''}, "
-            f"{where['cores']} cores ({where.get('cpu') or where.get('machine')}), recorded on "
-            f"{where['fs']}; images in RAM.",
+            f"- Seeds: {seeds}.",
+            f"- Machine: {where.get('cpu') or where.get('machine')}, {where['cores']} cores, "
+            f"{where['fs']}, images in RAM. Python {where['python']}, SQLite {where['sqlite']}"
+            f"{' (has the WAL-reset fault)' if where.get('wal_reset_affected') else ''}.",
         )
     )
 

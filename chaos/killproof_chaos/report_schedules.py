@@ -114,8 +114,9 @@ def _exhaustive(records: Sequence[Record]) -> list[str]:
         "includes the lower bounds, which are explored first.",
     ]
     for record in records:
-        for name, lack in record["left_out"].items():
-            found.append(f"Left out for {plain(record['target'])}: {name}, which needs {lack}.")
+        lacks = [f"{name} (needs {lack})" for name, lack in record["left_out"].items()]
+        if lacks:
+            found.append(f"Left out for {plain(record['target'])}: {', '.join(lacks)}.")
     return found
 
 

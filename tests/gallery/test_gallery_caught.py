@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from killproof_chaos.gallery import Fault, adapter
-from killproof_chaos.plan import NEMESES
 from killproof_chaos.targets import minimal_queue
 from killproof_chaos.targets.minimal_queue import MinimalQueue
 
-SECONDS_MAX = 60.0
+SECONDS_MAX = 120.0
 BUDGET = ("--seconds", "2.5", "--kills", "20", "--pauses", "10")
 CONTROL_LINES_MAX = 150
 
@@ -44,11 +43,12 @@ def test_a_broken_queue_is_violated_by_the_property_that_it_breaks(
     assert found["witnesses"][0]["lines"], "a violation is proven by the lines it was seen in"
 
 
-def test_the_control_breaks_nothing_under_the_same_budget(place: Path) -> None:
-    """Under every nemesis at once, those of the queues above included."""
+@pytest.mark.parametrize("nemesis", sorted({fault.nemesis for fault, _ in adapter.QUEUES}))
+def test_the_control_breaks_nothing_under_the_same_budget(place: Path, nemesis: str) -> None:
+    chosen = ("--nemesis", nemesis) if nemesis else ()
     done = subprocess.run(
         [sys.executable, "-m", "killproof", "chaos", "run", "--target", "minimal", *BUDGET,
-         "--nemesis", ",".join(NEMESES), "--seed", "11", "--store", "run", "--json"],
+         *chosen, "--seed", "11", "--store", "run", "--json"],
         cwd=place,
         env=os.environ | {"NO_COLOR": "1"},
         capture_output=True,

@@ -19,6 +19,7 @@ from killproof_chaos.shim.build import COMPILERS
 
 SECONDS_MAX = 60.0
 SHORT = ("--target", "minimal", "--seconds", "4", "--kills", "8", "--pauses", "4")
+STARVED = "unknown because the supervisor was starved of CPU"
 #: A run without kills and failures has no evidence on these, and must not pass.
 UNSEEN = {"P9", "P18"}
 
@@ -68,10 +69,14 @@ def family(pid: int) -> set[int]:
 def test_a_short_run_hits_every_place_and_finds_minimal_healthy(place: Path) -> None:
     """Covers the whole way: plan, kills, stops, heal, drain, judge, table, report, JUnit."""
     summary = place / "summary.md"
-    done = chaos(
-        place, "run", *SHORT, "--seed", "1", "--store", "run", "--junit", "junit.xml",
-        environment={"GITHUB_STEP_SUMMARY": str(summary)},
-    )  # fmt: skip
+    for _ in range(3):  # Of a supervisor that got no CPU for a second, no verdict is expected.
+        shutil.rmtree(place / "run", ignore_errors=True)
+        done = chaos(
+            place, "run", *SHORT, "--seed", "1", "--store", "run", "--junit", "junit.xml",
+            environment={"GITHUB_STEP_SUMMARY": str(summary)},
+        )  # fmt: skip
+        if STARVED not in done.stdout:
+            break
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "minimal: no violation found in " in done.stdout

@@ -135,6 +135,15 @@ def test_only_a_failed_sync_may_stop_the_operation_after_it() -> None:
     assert [n for n, _ in refused("indefinite", "no", fault="ENOSPC", kind="fsync")] == ["P16"]
 
 
+def test_an_operation_may_be_refused_once_if_the_one_after_it_works() -> None:
+    """SQLite opens to read only after an error; a queue that opens anew has then healed itself."""
+    found = {"next": "definite", "next_error": "check the rights", "again": "ok"}
+
+    assert next_refused(found, fault="EIO", kind="open", stopped=False) == []
+    found["again"] = "definite"
+    assert len(next_refused(found, fault="EIO", kind="open", stopped=False)) == 1
+
+
 def test_a_queue_that_stopped_itself_must_name_the_way_back() -> None:
     found = {"next": "definite", "next_error": "it is stopped: run doctor --repair"}
 

@@ -5,12 +5,12 @@ from functools import cache
 
 import pytest
 
-from killproof_chaos.sim import Budget, Dfs, Faults, Pct, check, explore
+from killproof_chaos.sim import Budget, Dfs, Faults, Outcome, Pct, check, explore, run_one
 from killproof_chaos.sim.replaying import retell
-from killproof_chaos.sim.scenario import Actor, Scenario
+from killproof_chaos.sim.scenario import Actor, Limited, Scenario
 from killproof_chaos.sim.scenarios import SCENARIOS
 from killproof_chaos.sim.schedulers import is_fault
-from killproof_chaos.sim.shrink import Shrunk, main_of, shrink
+from killproof_chaos.sim.shrink import Shrunk, _leaves_work, main_of, shrink
 from killproof_chaos.sim.tokens import Cut, Token, TokenInvalid
 from killproof_chaos.targets import load
 
@@ -51,16 +51,17 @@ def test_the_story_says_who_did_what_what_the_database_said_and_which_promise_br
         "taken over, schedule 8+,9b\n"
         "  1. w1 claims: gets job 1 (token 1, attempt 1)\n"
         "     = job 1: available -> leased (token 1)\n"
-        "  2. w1 runs job 1: makes its effect\n"
-        "  3. w1 begins to ack job 1 with token 1: nothing done yet\n"
-        "  4. 0.55 s pass; the lease of w1 on job 1 has run out\n"
-        "  5. w2 claims: gets job 1 (token 2, attempt 2)\n"
+        "  2. w1 begins to run job 1\n"
+        "  3. 0.55 s pass; the lease of w1 on job 1 has run out\n"
+        "  4. w2 claims: gets job 1 (token 2, attempt 2)\n"
         "     = job 1: leased -> available\n"
         "     = job 1: available -> leased (token 2)\n"
-        "  6. w1 goes on to ack job 1 with token 1: accepted\n"
+        "  5. w1 goes on running job 1: makes its effect\n"
+        "  6. w1 acks job 1 with token 1: accepted\n"
         "     = job 1: leased -> succeeded\n"
         " => broken: A worker that lost its lease changes nothing, and is told (P5)\n"
-        "    w1 was told ok for the ack of job 1 under token 1, but that lease ended as available\n"
+        "    w1 was told ok for the ack of job 1 under token 1, after w2 had claimed it with token "
+        "2\n"
         " => broken: Nothing counts as done that was not done (P3)\n"
         "    job 1 became succeeded under token 2, and nobody had acked that\n"
     )
@@ -80,6 +81,20 @@ def test_actors_jobs_and_faults_that_a_fault_does_not_need_are_left_out() -> Non
     assert least.faults == Faults(passes=1)
     assert [job.id for job in shrunk("checks-then-claims").scenario.jobs] == ["job-1"]
     assert list(shrunk("checks-then-inserts").scenario.actors) == ["p1", "p2"]
+
+
+def test_no_actor_is_made_to_end_between_its_handler_and_its_outcome() -> None:
+    """Whoever goes home there makes the next one do it again, on the best of queues."""
+
+    def worker(me: Actor) -> None:
+        me.work()
+
+    def ends_after(calls: int) -> Outcome:
+        actor = Limited(function=worker, calls=calls)
+        scenario = replace(SCENARIOS["claim"], actors={"w1": actor})
+        return run_one(load("minimal"), scenario)
+
+    assert [_leaves_work(ends_after(calls)) for calls in (1, 2, 3)] == [False, True, False]
 
 
 def test_a_schedule_that_was_found_at_random_is_shrunk_to_the_least_deviations() -> None:

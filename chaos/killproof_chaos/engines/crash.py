@@ -52,6 +52,11 @@ from killproof_evidence.store import Store, write_json
 POINTS: Final = "points.jsonl"
 #: Copies and databases of all lanes at once need a few megabytes.
 MEMORY_BYTES_MIN: Final = 256 << 20
+#: What a worker of its own meets: nobody hears what its calls were told, so that one error of a
+#: disk stands for the others, which each operation by itself is given.
+WORKERS_FAULTS: Final = (*KILLS, "EIO")
+#: A lane waits as often as it computes: for a worker that looks for jobs, for a lease to run out.
+LANES_PER_CORE: Final = 2
 #: A point that was missed once may be met: a helper thread may have made one call more.
 TRIES: Final = 3
 #: Stores of points that are kept whole: enough to see what is wrong, and no full disk.
@@ -94,7 +99,7 @@ class Engine:
             store: where the evidence goes.
             show: is told how far it is.
             errors: whether calls are also made to fail.
-            lanes: points made at once; None: one for each core.
+            lanes: points made at once; None: as many as keep the cores busy.
         """
         self._name = name
         self._target: Any = load(name)
@@ -102,7 +107,7 @@ class Engine:
         self._store = store
         self._show = show
         self._errors = errors
-        self._lanes = lanes or len(os.sched_getaffinity(0))
+        self._lanes = lanes or LANES_PER_CORE * len(os.sched_getaffinity(0))
         self._outcomes: list[Outcome] = []
         self._counted: dict[str, Counted] = {}
         self._points: list[Point] = []
@@ -164,6 +169,7 @@ class Engine:
             for name in self._operations
             if name in self._counted
             for point in points_of(self._counted[name], errors=self._errors)
+            if name != crash_life.WORK or point.fault in WORKERS_FAULTS
         ]
         first = [point for point in self._points if (point.number, point.fault) == (1, "before")]
         self._make(pool, first)

@@ -29,7 +29,17 @@ NOTHING: Final = "nothing"
 COURTESIES: Final = frozenset({"close", "close_beside_a_peer"})
 #: What points.jsonl keeps of a lane's answer.
 KEPT: Final = (
-    *("told", "error", "next", "next_error", "state", "repaired", "stopped", "recovered_by"),
+    *(
+        "told",
+        "error",
+        "next",
+        "next_error",
+        "again",
+        "state",
+        "repaired",
+        "stopped",
+        "recovered_by",
+    ),
     *("status", "tries", "ms"),
 )
 #: How the judge begins the reason of a checker that threw: no lack of cases, and never a pass.
@@ -176,10 +186,11 @@ def next_refused(
     """Say whether the operation after a failed one was refused without need.
 
     A failed sync may stop a queue, and rightly: the kernel reports the error once and forgets it.
-    Then the error must name the way back. After any other error the next operation works.
+    Then the error must name the way back. After any other error the next operation works, or is
+    refused for certain, with a word on what to do, and the one after it works.
 
     Args:
-        found: the lane's answer: `next`, `next_error`.
+        found: the lane's answer: `next`, `next_error`, `again`.
         fault: of the failed call.
         kind: of the failed call.
         stopped: the queue says of its file that it is stopped until somebody repairs it.
@@ -187,6 +198,8 @@ def next_refused(
     if found["next"] in ("ok", "raw"):
         return []  # `raw` is a contradiction of its own.
     text = found["next_error"]
+    if found["next"] == "definite" and found.get("again") == "ok":
+        return []
     is_sync = fault == "EIO" and kind in SYNC_KINDS
     if not is_sync and not stopped:
         return [("P16", f"the next operation failed: {text}")]

@@ -96,14 +96,22 @@ class Victims:
     def _next(self, context: Context) -> dict[str, str]:
         """Do the next operation of a process that has met an error."""
         try:
-            if context.current is None:
-                context.current = context.open("child")
-            # A file that this process has just made has no audit yet, and a job is to go in.
-            prepare_audit(self._target, context.store.db)
-            context.current.enqueue(NEXT)
+            self._enqueue_next(context)
         except Exception as error:
-            return {"next": word_of(error), "next_error": text_of(error)}
+            told = {"next": word_of(error), "next_error": text_of(error), "again": "ok"}
+            try:
+                self._enqueue_next(context)
+            except Exception as another:
+                told["again"] = word_of(another)
+            return told
         return {"next": "ok", "next_error": ""}
+
+    def _enqueue_next(self, context: Context) -> None:
+        if context.current is None:
+            context.current = context.open("child")
+        # A file that this process has just made has no audit yet, and a job is to go in.
+        prepare_audit(self._target, context.store.db)
+        context.current.enqueue(NEXT)
 
     def _leave(self, store: Store, mode: str, told: dict[str, str]) -> int:
         """End as the mode wants it: by a kill where only the file shall speak from here on."""

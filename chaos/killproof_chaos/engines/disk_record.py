@@ -226,17 +226,21 @@ class _Run:
         marks = [total * (at + source.random()) / (kills + 1) for at in range(1, kills + 1)]
         marks[kills // 2] = total / 2
         for number, due in enumerate(sorted(marks)):
-            self._wait(
-                lambda due=due: self._progress() >= due or len(self._ended) == len(self.lists),  # type: ignore[misc]
-                RUN_SECONDS_MAX,
-                "did not get on",
-            )
+            self._get_on(due)
             if number == kills // 2:
                 self._kill_all()
                 continue
             born = [process for process in self.crew.alive.values() if self._is_open(process)]
             if born:
                 self._kill(source.choice(sorted(born, key=lambda process: process.base)))
+
+    def _get_on(self, due: float) -> None:
+        """Wait until the players have begun so many operations, or have done all of theirs."""
+        self._wait(
+            lambda: self._progress() >= due or len(self._ended) == len(self.lists),
+            RUN_SECONDS_MAX,
+            "did not get on",
+        )
 
     def _progress(self) -> int:
         """Return how many operations the players have begun."""
@@ -257,12 +261,7 @@ class _Run:
         # Who checkpoints first, so that the others write a log which nobody has copied back.
         for process in self.crew.of_role("checkpoint"):
             self._kill(process)
-        due = self._progress() + OPERATIONS_MORE
-        self._wait(
-            lambda: self._progress() >= due or len(self._ended) == len(self.lists),
-            RUN_SECONDS_MAX,
-            "did not get on",
-        )
+        self._get_on(self._progress() + OPERATIONS_MORE)
         for process in list(self.crew.alive.values()):
             self._kill(process)
         self._wait(lambda: not self.crew.alive, STOP_SECONDS_MAX, "outlived SIGKILL")

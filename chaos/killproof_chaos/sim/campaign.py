@@ -13,12 +13,14 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, Final
 
 from killproof_chaos import targets
+from killproof_chaos.engines.crew import EngineFailed
 from killproof_chaos.sim.explore import Budget, Exploration, explore, run_one
 from killproof_chaos.sim.runtime import Runtime
 from killproof_chaos.sim.scenario import Actor, Scenario
@@ -27,7 +29,6 @@ from killproof_chaos.sim.schedulers import Dfs, Pct, Walk, token_of
 from killproof_chaos.sim.shrink import Shrunk, shrink
 from killproof_evidence.finding import PASS, UNKNOWN, VIOLATED
 
-SCHEDULERS: Final = ("dfs", "pct", "walk")
 #: Seconds between two looks at tasks that run in other processes.
 LOOK_SECONDS: Final = 0.2
 #: Tasks of one scenario get seeds so far apart.
@@ -283,15 +284,24 @@ def scenario_of(name: str, crashes: int | None) -> Scenario:
 
 
 def perform(task: Task, board: Board) -> Answer:
-    """Explore what a task says, in this process."""
+    """Explore what a task says, in this process.
+
+    Raises:
+        EngineFailed: the target does not do the same again when it is told the same.
+    """
     scheduler = _scheduler(task, board)
     started = time.process_time()
-    found = explore(
-        targets.load(task.target),
-        scenario_of(task.scenario, task.crashes),
-        scheduler,
-        budget=Budget(seconds=task.seconds),
-    )
+    scenario = scenario_of(task.scenario, task.crashes)
+    try:
+        found = explore(
+            targets.load(task.target), scenario, scheduler, budget=Budget(seconds=task.seconds)
+        )
+    except AssertionError as error:
+        # The explorer's own: the same choices must give the same run, and nothing else is known.
+        raise EngineFailed(
+            f"{task.scenario}: {error}; does the target read a clock, draw a number or start a "
+            "thread of its own?"
+        ) from error
     if board.stop.value and found.exhausted:
         # It ended because it was told to, which the exploration can not know.
         found.exhausted = False
@@ -351,10 +361,19 @@ def _answers(
 ) -> Iterator[Answer]:
     """Yield what comes of each task; one process or several."""
     plan = _Plan(options, rows, board, show)
+    try:
+        yield from _performed(options, plan, board)
+    except BrokenProcessPool:
+        raise EngineFailed("a process that explored was killed; is there enough memory?") from None
+
+
+def _performed(options: Options, plan: "_Plan", board: Board) -> Iterator[Answer]:
     if options.jobs == 1:
         board.watch = plan.tell
         while (task := plan.next()) is not None:
-            yield perform(task, board)
+            answer = perform(task, board)
+            yield answer
+            plan.done(answer)
         return
     with ProcessPoolExecutor(
         options.jobs, mp_context=_context(), initializer=_begin, initargs=(board,)
@@ -368,7 +387,9 @@ def _answers(
             done, running = wait(running, timeout=LOOK_SECONDS, return_when=FIRST_COMPLETED)
             plan.tell()
             for future in done:
-                yield future.result()
+                answer = future.result()
+                yield answer
+                plan.done(answer)
 
 
 class _Plan:
@@ -380,21 +401,30 @@ class _Plan:
         is_dfs = options.scheduler == "dfs"
         rounds = range(options.bound + 1) if is_dfs else range(options.jobs)
         self._todo = [(name, number) for number in rounds for name in rows]
+        self._busy: list[str] = []  #: scenarios that are being explored
         self._what = ""
 
     def next(self) -> Task | None:
-        """Return the next task; None: all are done, or there is no time left."""
+        """Return the next task; None: none can begin now, or there is no time left.
+
+        A bound waits for the one below it; seeds do not wait for each other.
+        """
         options = self._options
         self._todo = [pair for pair in self._todo if not self._rows[pair[0]].broken]
         left = options.seconds - (time.monotonic() - self._start)
         if not self._todo or left <= 0 or self._board.stop.value:
             return None
+        is_dfs = options.scheduler == "dfs"
+        free = [at for at, (name, _) in enumerate(self._todo) if name not in self._busy]
+        if is_dfs and not free:
+            return None
         share = left * min(options.jobs, len(self._todo)) / len(self._todo)
-        name, number = self._todo.pop(0)
+        name, number = self._todo.pop(free[0] if is_dfs else 0)
+        self._busy.append(name)
         # A bound that was not exhausted in its time is tried again before a higher one.
         exhausted = self._rows[name].bound
         bound = min(number, 0 if exhausted is None else exhausted + 1)
-        self._what = f"{name}, bound {bound}" if options.scheduler == "dfs" else name
+        self._what = f"{name}, bound {bound}" if is_dfs else name
         return Task(
             target=options.target,
             scenario=name,
@@ -405,6 +435,15 @@ class _Plan:
             seed=options.seed + SEEDS * number,
             seconds=min(share, left),
         )
+
+    def done(self, answer: Answer) -> None:
+        """Let the next bound of a scenario begin."""
+        task = answer.task
+        self._busy.remove(task.scenario)
+        more = any(name == task.scenario for name, _ in self._todo)
+        if answer.found.exhausted and not more and task.bound < self._options.bound:
+            # It needed one of its turns to try a lower bound again.
+            self._todo.append((task.scenario, task.bound + 1))
 
     def tell(self) -> None:
         """Show how far it is."""

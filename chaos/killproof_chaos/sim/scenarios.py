@@ -209,8 +209,15 @@ PROMOTE: Final = Scenario(
     text="a delayed job falls due while two workers look",
     actors={"w1": _work_once, "w2": _work_once},
     jobs=(_job(1, delay_ms=1_000), _job(2)),
-    faults=Faults(passes=1, wall_steps=1),
+    faults=Faults(passes=1),
     jump=1.0,
+)
+WALL_CLOCK: Final = Scenario(
+    name="wall-clock",
+    text="the wall clock steps by an hour while two workers look for a delayed job",
+    actors={"w1": _work_once, "w2": _work_once},
+    jobs=(_job(1, delay_ms=1_000), _job(2)),
+    faults=Faults(wall_steps=1),
 )
 REPLAY: Final = Scenario(
     name="replay",
@@ -241,6 +248,6 @@ SCENARIOS: Final = {
     scenario.name: scenario
     for scenario in (
         *(CLAIM, CLAIM_MANY, ACK_AND_CLAIM, STALE_ACK, NACK, LAST, RELEASE, SNOOZE, EXTEND),
-        *(COMPLETING, UNIQUE_KEY, CANCEL, PROMOTE, REPLAY, REAP, TWO_SLOTS),
+        *(COMPLETING, UNIQUE_KEY, CANCEL, PROMOTE, WALL_CLOCK, REPLAY, REAP, TWO_SLOTS),
     )
 }

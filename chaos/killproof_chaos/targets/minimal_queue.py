@@ -4,8 +4,6 @@ Six rules make it healthy; a broken queue of `gallery/` lacks one. The row stays
 The claim is one statement: it takes a lease, raises the fence, counts the attempt. A later write
 names the fence. Whoever finds a lease that ran out takes the job back. A job that used up its
 attempts is dead. Every transaction holds the write lock from its beginning.
-
-What it is not: fair between many processes, fast at `synchronous=FULL`, or quick to see a death.
 """
 
 import json
@@ -62,7 +60,11 @@ class MinimalQueue:
     def __init__(self, path: Path, sync: Callable[[str], None] = lambda _point: None) -> None:
         """Open or create the queue; `sync` is told the name of each moment a crash may hit."""
         self.sync, self.db = sync, sqlite3.connect(path, timeout=30, isolation_level=None)
-        self.db.executescript(SCHEMA)
+        try:
+            self.db.executescript(SCHEMA)
+        except sqlite3.Error:
+            self.db.close()  # Left open it would lend the next one what it could only read.
+            raise
 
     @contextmanager
     def writing(self, operation: str) -> Iterator[sqlite3.Connection]:
@@ -82,10 +84,8 @@ class MinimalQueue:
     INSERT = """INSERT INTO job (kind, payload, state, priority, due_ms, key, max_attempts)
                 VALUES (?, ?, ?, ?, ?, ?, ?) RETURNING id"""
 
-    def enqueue(
-        self, kind: str, payload: object, priority: int = 5, delay_ms: int = 0,
-        key: str | None = None, max_attempts: int = 5,
-    ) -> int:  # fmt: skip
+    def enqueue(self, kind: str, payload: object, priority: int = 5, delay_ms: int = 0,
+                key: str | None = None, max_attempts: int = 5) -> int:  # fmt: skip
         """Store a job and return its id; with a key that exists, return the id of its job."""
         text = json.dumps(payload, ensure_ascii=False, allow_nan=False)
         state = "scheduled" if delay_ms > 0 else "available"

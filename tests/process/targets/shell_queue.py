@@ -24,8 +24,8 @@ SCHEMA = """PRAGMA journal_mode = wal; CREATE TABLE job (id INTEGER PRIMARY KEY,
 FIRST = f"""SELECT id FROM job WHERE state = 'available'
              OR (state = 'leased' AND until_ms < {NOW_MS}) ORDER BY id LIMIT 1"""  # noqa: S608
 TOLD = "RETURNING id, attempts, json_extract(payload, '$.id'), payload"
-CLAIM = f"""UPDATE job SET state = 'leased', attempts = attempts + 1,
-                           until_ms = {NOW_MS} + {LEASE_MS} WHERE id = ({FIRST}) {TOLD}"""  # noqa: S608
+LEASE = f"state = 'leased', attempts = attempts + 1, until_ms = {NOW_MS} + {LEASE_MS}"
+CLAIM = f"UPDATE job SET {LEASE} WHERE id = ({FIRST}) {TOLD}"  # noqa: S608
 ACK = "UPDATE job SET state = 'succeeded' WHERE id = $id AND attempts = $attempt"
 POP = f"DELETE FROM job WHERE id = ({FIRST}) {TOLD}"  # noqa: S608
 PUT_BACK = "INSERT INTO job VALUES ($id, '$payload', 'succeeded', $attempt, NULL)"

@@ -1,0 +1,259 @@
+"""The command `killproof chaos sim`, its store, and what `check` and `replay` make of it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from killproof_chaos.cli import app
+from killproof_chaos.report_schedules import write_markdown
+from killproof_chaos.sim import Exploration, campaign
+from killproof_chaos.sim.scenarios import SCENARIOS
+
+#: Far more than a run here needs, for a crowded machine; each is exhausted or ends when it finds.
+BUDGET = "100s"
+WAIT_SECONDS = 60
+
+
+def chaos(*words: str) -> Result:
+    return CliRunner().invoke(app, words)
+
+
+def sim(store: Path, target: str, scenario: str, *words: str) -> Result:
+    given = ["--target", target, "--scenario", scenario, "--budget", BUDGET]
+    return chaos("sim", *given, "--store", str(store), *words)
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    """A store in which a promise broke."""
+    store = tmp_path_factory.mktemp("sim") / "store"
+    return store, sim(store, "checks-then-inserts", "unique-key")
+
+
+def test_a_broken_promise_is_told_as_a_story_with_its_token_and_exit_code_1(
+    broken: tuple[Path, Result],
+) -> None:
+    store, result = broken
+
+    assert result.exit_code == 1
+    assert "  1. p1 begins to enqueue a job with key 'only-once'" in result.stdout
+    assert "=> broken: One key has at most one live job (P12)" in result.stdout
+    assert "story:  killproof chaos replay ks1-" in result.stdout
+    record = json.loads((store / "verdict.json").read_text())
+    assert record["verdict"] == "violated"
+    assert record["properties"]["P12"]["witnesses"][0]["job"]
+    assert record["counts"]["schedules"] >= record["scenarios"][0]["first"] >= 1
+    assert not record["exhausted"]
+
+
+def test_the_store_of_a_broken_promise_is_judged_again_from_its_records(
+    broken: tuple[Path, Result],
+) -> None:
+    store, _ = broken
+    before = (store / "verdict.json").read_bytes()
+
+    again = chaos("check", str(store))
+
+    assert again.exit_code == 1
+    assert "One key has at most one live job" in again.stdout
+    assert (store / "verdict.json").read_bytes() == before
+    assert (store / "audit.jsonl").stat().st_size > 0
+    assert (store / "db" / "queue.db").stat().st_size > 0
+
+
+def test_a_store_and_its_token_are_replayed_to_the_same_story(broken: tuple[Path, Result]) -> None:
+    store, _ = broken
+    record = json.loads((store / "verdict.json").read_text())
+
+    by_store = chaos("replay", str(store))
+    by_token = chaos("replay", record["stories"][0]["token"], "--verbose")
+
+    assert by_store.exit_code == by_token.exit_code == 1
+    assert record["stories"][0]["text"].splitlines()[1:4] == by_store.stdout.splitlines()[1:4]
+    assert "INSERT INTO job" in by_token.stdout
+    assert "INSERT INTO job" not in by_store.stdout
+
+
+def test_the_report_shows_the_story_in_lanes_and_loads_nothing(broken: tuple[Path, Result]) -> None:
+    page = (broken[0] / "report.html").read_text()
+
+    assert '<th scope="col">p1</th><th scope="col">p2</th>' in page
+    assert "begins to enqueue a job with key" in page
+    assert "default-src &#39;none&#39;" in page or "default-src 'none'" in page
+    assert "src=" not in page.replace("img-src", "")
+
+
+def test_a_clean_queue_is_exhausted_up_to_its_bound_in_two_processes(place: Path) -> None:
+    store = place / "store"
+
+    result = sim(store, "minimal", "claim", "--bound", "1", "--jobs", "2", "--json")
+
+    assert result.exit_code == 0
+    record = json.loads(result.stdout)
+    assert record["exhausted"]
+    assert record["bound"] == 1
+    assert record["scenarios"][0]["verdict"] == "pass"
+    assert record["replay"].startswith("killproof chaos sim --target minimal --scenario claim")
+    refused = chaos("check", str(store))
+    assert refused.exit_code != 0
+    assert "found no violation" in str(refused.exception)
+    assert "found no violation" in str(chaos("replay", str(store)).exception)
+
+
+def test_a_random_search_says_how_many_schedules_differed_and_exhausts_nothing(
+    place: Path,
+) -> None:
+    result = chaos(
+        *("sim", "--target", "minimal", "--scenario", "claim", "--scheduler", "pct"),
+        *("--seed", "3", "--budget", "1s", "--store", str(place / "store"), "--json"),
+    )
+
+    record = json.loads(result.stdout)
+    assert result.exit_code == 0
+    assert 0 < record["counts"]["distinct"] <= record["counts"]["schedules"]
+    assert not record["exhausted"]
+    assert record["seed"] == 3
+
+
+def test_a_scenario_that_the_target_can_not_play_is_said_to_be_left_out(place: Path) -> None:
+    result = sim(place / "store", "minimal", "snooze")
+
+    assert result.exit_code == 2
+    assert "left out: snooze, for the target has no snooze" in result.stdout
+    assert "unknown because no promise was judged" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--scenario", "nope"), "--scenario 'nope' is unknown: use claim, "),
+        (("--scheduler", "best"), "--scheduler 'best' is unknown: use dfs, pct, walk"),
+        (("--bound", "-1"), "--bound -1 must be an integer from 0 to 20"),
+        (("--budget", "soon"), "--budget 'soon' must be a time from 0.1s to 24h"),
+        (("--crashes", "99"), "--crashes 99 must be an integer from 0 to 10"),
+        (("--jobs", "0"), "--jobs 0 must be an integer from 1 to 64"),
+    ],
+)
+def test_what_can_not_be_explored_is_refused_in_a_line(
+    words: tuple[str, ...], says: str, place: Path
+) -> None:
+    result = chaos("sim", *words, "--store", str(place / "store"))
+
+    assert isinstance(result.exception, ValueError)
+    assert says in str(result.exception)
+    assert not (place / "store").exists()
+
+
+def test_every_scenario_is_listed_with_its_race() -> None:
+    listed = chaos("sim", "--scenarios").stdout.splitlines()
+
+    assert len(listed) == len(SCENARIOS)
+    assert all(each.text in line for each, line in zip(SCENARIOS.values(), listed, strict=True))
+
+
+def test_an_interrupted_run_tells_what_it_has_explored_and_is_unknown(place: Path) -> None:
+    store = place / "store"
+    command = "from killproof_chaos.cli import app; app()"
+    words = [
+        "sim",
+        "--target",
+        "minimal",
+        "--budget",
+        "500s",
+        "--bound",
+        "9",
+        "--store",
+        str(store),
+    ]
+    running = subprocess.Popen(
+        [sys.executable, "-c", command, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert running.stderr is not None
+    for line in running.stderr:  # Until it says that it explores.
+        if " schedules, " in line:
+            break
+    os.kill(running.pid, signal.SIGINT)
+    stdout, _ = running.communicate(timeout=WAIT_SECONDS)
+
+    assert running.returncode == 2
+    assert "unknown because the run was interrupted after" in stdout
+    record = json.loads((store / "verdict.json").read_text())
+    assert record["interrupted"]
+    assert not record["exhausted"]
+
+
+def answer(task: campaign.Task | None, *, exhausted: bool) -> campaign.Answer:
+    assert task is not None
+    found = Exploration(target=task.target, scenario=task.scenario, exhausted=exhausted)
+    return campaign.Answer(task=task, found=found, schedules=frozenset(), cpu_seconds=0.0)
+
+
+def test_the_smallest_bounds_come_first_and_an_unfinished_one_again() -> None:
+    """Two scenarios in two processes: one is exhausted at once, the other at its second try."""
+    options = campaign.Options(
+        target="minimal", scenarios=("claim", "nack"), bound=1, seconds=60, jobs=2
+    )
+    rows = {name: campaign.Row(scenario=name) for name in options.scenarios}
+    plan = campaign._Plan(options, rows, campaign.Board(), lambda _turn: None)
+    told: list[tuple[str, int]] = []
+
+    def next_task() -> campaign.Task:
+        task = plan.next()
+        assert task is not None
+        told.append((task.scenario, task.bound))
+        return task
+
+    claim, nack = next_task(), next_task()
+    assert plan.next() is None  # Bound 1 of either waits for its bound 0.
+    for task, exhausted in ((claim, True), (nack, False)):
+        ended = answer(task, exhausted=exhausted)
+        rows[task.scenario].add(ended)
+        plan.done(ended)
+    again = [next_task(), next_task()]
+    for task in again:
+        ended = answer(task, exhausted=True)
+        rows[task.scenario].add(ended)
+        plan.done(ended)
+    next_task()
+
+    assert told == [("claim", 0), ("nack", 0), ("claim", 1), ("nack", 0), ("nack", 1)]
+    assert plan.next() is None
+
+
+def test_the_sweep_report_says_what_was_exhausted_what_broke_and_what_is_not_shown(
+    broken: tuple[Path, Result], place: Path
+) -> None:
+    for part in ("exhaustive", "random", "naive"):
+        copy = place / part / "1"
+        copy.mkdir(parents=True)
+        record: dict[str, Any] = json.loads((broken[0] / "verdict.json").read_text())
+        record["crashes"] = 1
+        (copy / "verdict.json").write_text(json.dumps(record))
+
+    text = write_markdown(place, place / "out.md").read_text()
+
+    assert "**0 of 1 scenarios were exhausted at bound 2; 1 broke a promise" in text
+    assert "killproof chaos replay ks1-" in text
+    assert "## What this does not show" in text
+    with pytest.raises(ValueError, match="make report-schedules"):
+        write_markdown(place / "naive", place / "none.md")
+
+
+def test_progress_says_what_is_played_how_fast_and_how_long_it_still_takes() -> None:
+    from killproof_chaos.sim_command import text_of
+
+    turn = campaign.Turn(
+        done=50, total=300, what="claim, bound 1", schedules=1_234, rate=617.0, left=25.0
+    )
+
+    assert text_of(turn) == "claim, bound 1: 1,234 schedules, 617/s, at most 25 s left"
