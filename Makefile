@@ -157,7 +157,7 @@ EXPLORE = once() { \
 report-schedules: ## Every schedule of every scenario, and many at random: reports/schedules.md.
 	$(SIM) --scenarios | cut -d " " -f 1 | sort -r | xargs -P 2 -I NAME bash -c '$(EXPLORE); \
 	    once exhaustive/killproof-NAME --scenario NAME --crashes 1 --budget 10m'
-	$(EXPLORE); once exhaustive/minimal --target minimal --crashes 1 --budget 2m --jobs 2
+	$(EXPLORE); once exhaustive/minimal --target minimal --crashes 1 --budget 90s --jobs 2
 	$(EXPLORE); once random/killproof --scheduler pct --depth 5 --crashes 1 --seed 1 \
 	    --budget 4m --jobs 2
 	$(EXPLORE); once random/minimal --target minimal --scheduler pct --depth 5 --crashes 1 --seed 1 \

@@ -526,7 +526,7 @@ def test_a_sync_that_fails_inside_the_commit_stops_the_queue(breaking: Queue, co
 
     assert not caught.value.definite
     assert os.path.exists(f"{breaking.path}.failed")
-    with pytest.raises(StorageFailed, match="is stopped .*killproof doctor --repair"):
+    with pytest.raises(StorageFailed, match=r"is stopped .*killproof doctor --repair"):
         breaking.enqueue("kind", 2)
 
 
@@ -644,7 +644,7 @@ def test_more_copied_than_logged_is_corruption_and_stops_everything(place: Path)
 
         assert locks.events[-1] == "leave"  # Or everybody else would wait for us.
         assert not queue.database.is_writing()
-        with pytest.raises(StorageFailed, match="is stopped .*killproof doctor --repair"):
+        with pytest.raises(StorageFailed, match=r"is stopped .*killproof doctor --repair"):
             queue.counts()
         assert "52 frames copied of 40" in Path(f"{queue.path}.failed").read_text()
 
