@@ -59,6 +59,7 @@ FILES = f"{UNIT}_files.py::"
 SCHEMA = f"{UNIT}_schema.py::"
 ENQUEUE = f"{UNIT}_enqueue.py::"
 CLAIM = f"{UNIT}_claim.py::"
+DEADLINE = f"{UNIT}_deadline.py::"
 OUTCOMES = f"{UNIT}_outcomes.py::"
 RETRY = f"{UNIT}_retry.py::"
 SHARING = "tests/process/test_core_sharing.py::"
@@ -671,10 +672,40 @@ STATEMENTS = (
     m(
         "an idle wait sees a job fall due",
         "jobs.py",
-        "            if next_due_ms is not None and next_due_ms <= clock.now_ms():\n"
+        "            if next_moment_ms is not None and next_moment_ms <= clock.now_ms():\n"
         "                return True\n",
         "",
         f"{CLAIM}wait_ends_when_a_job_falls_due",
+    ),
+    m(
+        "a claim that finds an expired job passes it over",
+        "jobs.py",
+        "if row[_EXPIRES] is not None and cast(int, row[_EXPIRES]) <= now_ms:",
+        "if False:",
+        f"{DEADLINE}however_many_expire_at_once",
+    ),
+    m(
+        "a throttled kind is not claimed by its name",
+        "jobs.py",
+        "         WHERE wanted.value NOT IN (SELECT kind FROM throttle)\n"
+        '         ORDER BY priority, due_ms, job.id LIMIT 1"""\n\n    FIRST_OF_ALL',
+        '         ORDER BY priority, due_ms, job.id LIMIT 1"""\n\n    FIRST_OF_ALL',
+        f"{DEADLINE}nothing_is_claimed_of_a_kind_that_is_throttled",
+    ),
+    m(
+        "a throttled kind is not claimed among all",
+        "jobs.py",
+        "         WHERE wanted.value NOT IN (SELECT kind FROM throttle)\n"
+        '         ORDER BY priority, due_ms, job.id LIMIT 1"""\n\n    CLAIM',
+        '         ORDER BY priority, due_ms, job.id LIMIT 1"""\n\n    CLAIM',
+        f"{DEADLINE}nothing_is_claimed_of_a_kind_that_is_throttled",
+    ),
+    m(
+        "who waits for a throttled kind does not spin",
+        "jobs.py",
+        "           AND wanted.value NOT IN (SELECT kind FROM throttle)\n         LIMIT 1",
+        "         LIMIT 1",
+        f"{DEADLINE}does_not_ask_for_the_write_lock",
     ),
     m(
         "an idle wait sees a lease run out",

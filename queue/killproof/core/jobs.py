@@ -404,7 +404,7 @@ class Queue:
         is_expired, is_due, is_throttle_over = found
         if is_throttle_over:
             tx.change(self.UNTHROTTLE, {"now_ms": now_ms})
-        if is_expired:  # First: what has expired must not become available.
+        if is_expired:  # First: what has expired need not become available.
             self._move(tx, now_ms, self.EXPIRE, self.FIRST_EXPIRED)
         if is_due and self._move(tx, now_ms, self.PROMOTE, self.FIRST_DUE):
             sync.point("promote.written")
