@@ -20,6 +20,7 @@ from rich.text import Text
 
 from killproof_chaos import summary, targets
 from killproof_chaos.command import (
+    EXIT_OF,
     Ending,
     JsonOption,
     JunitOption,
@@ -178,6 +179,9 @@ def token_of(what: str) -> str | None:
 def replay(text: str, *, verbose: bool) -> None:
     """Play the schedule of a token, print its story, and end with its exit code.
 
+    A schedule that is not the token's own any more, and breaks nothing, shows nothing: whether what
+    was found is mended, or the schedule only misses it now, is unknown.
+
     Raises:
         ValueError: the token, its target or its scenario can not be used.
     """
@@ -188,10 +192,12 @@ def replay(text: str, *, verbose: bool) -> None:
     if not told.is_same:
         print(
             f"killproof: this is not the story that the token was made from: {told.token.target} "
-            f"or the scenario {told.token.scenario} has changed since",
+            f"or the scenario {told.token.scenario} has changed since. Explore it anew: killproof "
+            f"chaos sim --target {told.token.target} --scenario {told.token.scenario}",
             file=sys.stderr,
         )
-    raise typer.Exit(1 if told.story.violations else 0)
+    verdict = "violated" if told.story.violations else "pass" if told.is_same else "unknown"
+    raise typer.Exit(EXIT_OF[verdict])
 
 
 def seconds_of(text: str) -> float:

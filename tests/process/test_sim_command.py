@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ from typer.testing import CliRunner, Result
 
 from killproof_chaos.cli import app
 from killproof_chaos.report_schedules import write_markdown
-from killproof_chaos.sim import Exploration, campaign
+from killproof_chaos.sim import Exploration, campaign, result
 from killproof_chaos.sim.scenarios import SCENARIOS
+from killproof_chaos.sim.tokens import Token
+from killproof_chaos.targets import load
+from killproof_evidence.store import Store
 
 #: Far more than a run here needs, for a crowded machine; each is exhausted or ends when it finds.
 BUDGET = "100s"
@@ -149,6 +153,104 @@ def test_what_can_not_be_explored_is_refused_in_a_line(
     assert isinstance(result.exception, ValueError)
     assert says in str(result.exception)
     assert not (place / "store").exists()
+
+
+def test_a_replay_of_another_story_that_breaks_nothing_is_unknown(
+    broken: tuple[Path, Result],
+) -> None:
+    record = json.loads((broken[0] / "verdict.json").read_text())
+    token = Token.of_text(record["stories"][0]["token"])
+
+    mended = chaos("replay", replace(token, target="minimal").text())
+    changed = chaos("replay", replace(token, checksum=0).text())
+
+    assert mended.exit_code == 2
+    assert "this is not the story that the token was made from" in mended.stderr
+    assert "killproof chaos sim --target minimal --scenario unique-key" in mended.stderr
+    assert changed.exit_code == 1
+    assert "this is not the story" in changed.stderr
+
+
+def verdict_of(*rows: campaign.Row, scheduler: str = "dfs") -> dict[str, Any]:
+    """What a campaign of these rows says, without its stories."""
+    options = campaign.Options(
+        target="minimal", scenarios=tuple(row.scenario for row in rows), scheduler=scheduler
+    )
+    found = campaign.Campaign(
+        options=options, rows={row.scenario: row for row in rows}, left_out={}
+    )
+    return result._verdict(found, load("minimal").contract, Store(Path()))
+
+
+def row(scenario: str, **facts: Any) -> campaign.Row:
+    usual: dict[str, Any] = {"schedules": 10, "bound": 2, "passed": {"P1", "P4", "P16"}}
+    return campaign.Row(scenario=scenario, **usual | facts)
+
+
+def test_a_search_that_has_not_exhausted_bound_0_is_unknown_whatever_it_has_seen() -> None:
+    whole, cut = row("claim"), row("nack", bound=None, passed={"P4", "P9"})
+
+    record = verdict_of(whole, cut)
+
+    assert verdict_of(whole)["verdict"] == "pass"
+    assert (cut.verdict, record["verdict"], record["bound"]) == ("unknown", "unknown", -1)
+    assert "nack: the time ended within bound 0: give a longer --budget" in str(
+        record["unknown_because"]
+    )
+    words = {n: record["properties"][n]["verdict"] for n in ("P1", "P4", "P9")}
+    assert words == {"P1": "pass", "P4": "unknown", "P9": "unknown"}
+
+
+def test_a_search_that_ended_between_two_bounds_passes_at_the_lower_and_says_so() -> None:
+    record = verdict_of(row("claim", bound=2, exhausted=True), row("nack", bound=0))
+
+    assert record["verdict"] == "pass"
+    assert (record["bound"], record["exhausted"]) == (0, False)
+    assert "exhausted at bound 0 in all scenarios; bound 2 was asked for" in str(
+        result.figures(record)
+    )
+
+
+def test_a_random_search_needs_no_bound() -> None:
+    drawn = row("claim", bound=None, is_random=True)
+
+    assert verdict_of(drawn, scheduler="pct")["verdict"] == "pass"
+    assert row("claim", bound=None, is_random=True, schedules=0).verdict == "unknown"
+
+
+def test_promises_on_which_the_search_stopped_are_unknown_in_a_violated_run() -> None:
+    """One violation in each of two scenarios; a third was searched to its end."""
+    record = verdict_of(
+        row("claim", broken={"P6"}, bound=0),
+        row("nack", broken={"P6", "P7"}, passed={"P1", "P4"}),
+        row("unique-key", passed={"P1", "P6", "P12"}, schedules=7),
+    )
+
+    found = record["properties"]
+    assert record["verdict"] == "violated"
+    assert (found["P6"]["verdict"], found["P6"]["violations"], found["P6"]["checked"]) == (
+        *("violated", 2, 27),
+    )
+    assert (found["P7"]["verdict"], found["P7"]["violations"]) == ("violated", 1)
+    assert found["P12"]["verdict"] == "pass"
+    assert [found[n]["verdict"] for n in ("P1", "P4")] == ["unknown", "unknown"]
+    assert "the search of claim ended at what broke there" in found["P4"]["reason"]
+
+
+def test_a_lower_bound_that_ends_later_takes_nothing_back() -> None:
+    known = row("claim", schedules=0, bound=None, passed=set())
+    for bound, schedules in ((1, 84), (0, 8)):
+        task = campaign.Task(
+            target="minimal", scenario="claim", scheduler="dfs", bound=bound, depth=3,
+            crashes=None, seed=1, seconds=1.0,
+        )  # fmt: skip
+        found = Exploration(
+            target="minimal", scenario="claim", schedules=schedules, exhausted=True, hung=1,
+            distinct=schedules // 2, passed={"P1"},
+        )  # fmt: skip
+        known.add(campaign.Answer(task=task, found=found, schedules=frozenset(), cpu_seconds=0.0))
+
+    assert (known.bound, known.schedules, known.outcomes, known.hung) == (1, 84, 42, 1)
 
 
 def test_every_scenario_is_listed_with_its_race() -> None:

@@ -2,10 +2,22 @@
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 
-from killproof_chaos.sim import Budget, Dfs, Faults, Outcome, Pct, check, explore, run_one
+from killproof_chaos.sim import (
+    Budget,
+    CheckUnknown,
+    Dfs,
+    Exploration,
+    Faults,
+    Outcome,
+    Pct,
+    check,
+    explore,
+    run_one,
+)
 from killproof_chaos.sim.replaying import retell
 from killproof_chaos.sim.scenario import Actor, Limited, Scenario
 from killproof_chaos.sim.scenarios import SCENARIOS
@@ -110,6 +122,48 @@ def test_a_schedule_that_was_found_at_random_is_shrunk_to_the_least_deviations()
     assert least.promise == main_of(found.violations[0])
 
 
+class _Cancels:
+    """A queue whose cancel fails in one way, or in another."""
+
+    def __init__(self) -> None:
+        self._queue: Any = load("killproof")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._queue, name)
+
+    def open(self, place: Any, host: Any) -> Any:
+        client = self._queue.open(place, host)
+
+        def cancel(_job: object) -> None:
+            raise ValueError("the real error")
+
+        client.cancel = cancel
+        return client
+
+
+def test_an_error_is_shrunk_to_a_story_of_the_same_error_not_of_another() -> None:
+    """Without the job that the operator looks up, his look-up would fail instead."""
+
+    def looks_up(me: Actor) -> None:
+        me.cancel(me.ids["job-1"])
+
+    scenario = replace(
+        SCENARIOS["cancel-against-claim"], actors={"operator": looks_up, "w1": works}
+    )
+    found = explore(_Cancels(), scenario, Dfs(0))
+
+    least = shrink(_Cancels(), scenario, found.violations[0])
+
+    assert "operator met ValueError: the real error" in least.story.text()
+    assert "KeyError" not in least.story.text()
+    assert [job.id for job in least.scenario.jobs] == ["job-1"]
+
+
+def test_an_operator_of_the_harness_does_nothing_to_a_job_that_was_left_out() -> None:
+    for name in ("cancel-against-claim", "replay"):
+        assert not run_one(load("killproof"), replace(SCENARIOS[name], jobs=())).is_violation
+
+
 def test_shrinking_the_same_schedule_twice_gives_the_same_token() -> None:
     queue, scenario = load("checks-then-claims"), SCENARIOS["claim"]
     found = explore(queue, scenario, Dfs(1), budget=Budget(seconds=None, schedules=FOUND_MAX))
@@ -190,6 +244,60 @@ def test_two_workers_that_do_the_same_thing_to_their_own_memory_are_checked_toge
     assert run(passes=0) > 1
     with pytest.raises(AssertionError, match=r"(?s)0\.55 s pass.*sent twice: \[1, 1\].*replay="):
         run(passes=1)
+
+
+def works(me: Actor) -> None:
+    me.work()
+
+
+def test_a_check_that_shows_nothing_is_no_success() -> None:
+    def waits(me: Actor) -> None:
+        me.wait_for("never")
+
+    with pytest.raises(CheckUnknown, match="no schedule was played to its end"):
+        check([works], seconds=0)
+    with pytest.raises(CheckUnknown, match="in 1 of 1 schedules an actor waits for ever"):
+        check([waits], partial=True)
+    with pytest.raises(CheckUnknown, match="no actor did what a promise is about"):
+        check([lambda me: me.point()], jobs=(), bound=0)
+
+
+def test_a_check_that_ends_early_is_no_success_unless_that_is_enough() -> None:
+    def run(*, partial: bool) -> Exploration:
+        jobs = ("job-1", "job-2", "job-3", "job-4")
+        return check([works] * 4, jobs=jobs, bound=3, seconds=0.01, partial=partial)
+
+    with pytest.raises(CheckUnknown, match=r"were played, and not all of them: .* partial=True"):
+        run(partial=False)
+    found = run(partial=True)
+
+    assert not found.exhausted
+    assert found.schedules > 0
+
+
+def test_a_crash_between_two_steps_in_a_handler_s_memory_is_played() -> None:
+    """The queue sees nothing of the two, so a search of its states alone would leave it out."""
+    account = {"debit": 0, "credit": 0}
+
+    def transfer(me: Actor) -> None:
+        if lease := me.claim():
+            with me.handling(lease):
+                me.point()
+                account["debit"] += 1
+                me.point()
+                account["credit"] += 1
+                me.point()
+            me.ack(lease)
+
+    def look(me: Actor) -> None:
+        me.sleep(1)
+        assert account["debit"] == account["credit"], "half a transfer"
+
+    def clear() -> None:
+        account.update(debit=0, credit=0)
+
+    with pytest.raises(AssertionError, match="half a transfer"):
+        check([transfer, look], bound=0, crashes=1, before=clear)
 
 
 def test_one_schedule_of_a_check_is_played_again_by_its_name() -> None:

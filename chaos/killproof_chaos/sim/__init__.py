@@ -59,7 +59,7 @@ What is not shown: races inside one SQL statement or inside SQLite, the kernel's
 (engines `proc`, `crash`, `disk`), and anything beyond the bound that an exploration reached.
 """
 
-from killproof_chaos.sim.checking import check
+from killproof_chaos.sim.checking import CheckUnknown, check
 from killproof_chaos.sim.explore import Budget, Exploration, explore, explore_stage, run_one
 from killproof_chaos.sim.judging import Verdict, Violation
 from killproof_chaos.sim.runtime import Event, Faults
@@ -79,6 +79,7 @@ from killproof_chaos.sim.stage import Outcome, Stage
 __all__ = [
     "Actor",
     "Budget",
+    "CheckUnknown",
     "Choices",
     "Dfs",
     "Event",

@@ -4,8 +4,11 @@ Every scenario is explored at bound 0, then every one at bound 1, and so on, so 
 ends early has seen all scenarios a little rather than one of them wholly. What time a small one
 does not need, the others get. A scenario ends at its first violation, which is shrunk.
 
-The verdict is over what was explored, and says how far that was. Tasks share nothing and may run
-in several processes; the target must then be known by a name.
+The verdict is over what was explored, and says how far that was: a pass means every schedule up to
+the bound that all scenarios have exhausted, which a budget that ends early makes a smaller one. A
+depth-first search that has not exhausted even bound 0 is unknown, whatever it has seen.
+
+Tasks share nothing and may run in several processes; the target must then be known by a name.
 """
 
 import multiprocessing
@@ -92,7 +95,8 @@ class Row:
     """What is known of one scenario."""
 
     scenario: str
-    schedules: int = 0  #: of the highest bound that was tried; of all seeds
+    is_random: bool = False  #: whether a random scheduler plays it, which exhausts nothing
+    schedules: int = 0  #: of the bound that played the most; of all seeds
     pruned: int = 0
     outcomes: int = 0  #: different pieces of evidence
     hung: int = 0
@@ -119,20 +123,29 @@ class Row:
         """The word for what was explored."""
         if self.broken:
             return VIOLATED
-        return PASS if self.passed and not self.hung else UNKNOWN
+        return PASS if self.passed and self.reaches and not self.hung else UNKNOWN
+
+    @property
+    def reaches(self) -> bool:
+        """Whether what was played can bear a pass: all of bound 0, or anything at random."""
+        return self.schedules > 0 if self.is_random else self.bound is not None
 
     def add(self, answer: Answer) -> None:
         """Take in what came of a task."""
         found, task = answer.found, answer.task
-        if task.scheduler == "dfs":
-            # A higher bound holds all schedules of a lower one: only the times add up.
-            self.schedules, self.pruned, self.outcomes = 0, 0, 0
-            if found.exhausted:
+        if self.is_random:
+            self.schedules += found.schedules
+            self.pruned += found.pruned
+            self.hung += found.hung
+        else:
+            # The bounds share their schedules: their sum would count many twice, and the longest
+            # search plays none twice.
+            if found.schedules + found.pruned >= self.schedules + self.pruned:
+                self.schedules, self.pruned = found.schedules, found.pruned
+            self.hung = max(self.hung, found.hung)
+            if found.exhausted and (self.bound is None or task.bound > self.bound):
                 self.bound = task.bound
-        self.schedules += found.schedules
-        self.pruned += found.pruned
         self.outcomes = max(self.outcomes, found.distinct)
-        self.hung += found.hung
         self.seconds += found.seconds
         self.cpu_seconds += answer.cpu_seconds
         self.sqlite_seconds += found.sqlite_seconds
@@ -223,8 +236,11 @@ def run(options: Options, show: Show) -> Campaign:
     """
     target = targets.load(options.target)
     names, left_out = chosen(options, target)
+    is_random = options.scheduler != "dfs"
     campaign = Campaign(
-        options=options, rows={name: Row(scenario=name) for name in names}, left_out=left_out
+        options=options,
+        rows={name: Row(scenario=name, is_random=is_random) for name in names},
+        left_out=left_out,
     )
     start, board = time.monotonic(), Board()
     with _interruptible(board):

@@ -10,9 +10,12 @@
 
     check([worker, worker], passes=1, before=outbox.clear, always=nothing_was_sent_twice)
 
-Every schedule up to the bound is played: at each SQL statement another worker may go on, and with
-`crashes` or `passes` one may die or be stopped past its lease. What breaks a promise, raises in a
-worker or makes `always` raise is shrunk and told as a story, in an AssertionError.
+Every schedule up to the bound is played: at each SQL statement, and wherever an actor calls
+`point`, `sleep` or `wait_for`, another may go on, and with `crashes` or `passes` one may die or be
+stopped past its lease. What breaks a promise, raises in a worker or makes `always` raise is shrunk
+and told as a story, in an AssertionError. What is not shown is no success: a check that ends before
+every schedule was played, in which somebody waits for ever, or that has nothing to judge, raises
+`CheckUnknown`.
 """
 
 import asyncio
@@ -31,8 +34,14 @@ from killproof_chaos.sim.story import perform
 from killproof_chaos.workload import Job
 
 KIND: Final = "job"
+#: What every schedule shows, also of actors that do nothing: no error, and a sound file.
+IDLE: Final = frozenset({"P16"})
 SCHEDULES_MAX: Final = 100_000
 SECONDS: Final = 60.0
+
+
+class CheckUnknown(Exception):
+    """No promise broke, and yet nothing is shown; the message says why, and the remedy."""
 
 
 def check(
@@ -47,6 +56,7 @@ def check(
     target: Any = "killproof",
     seconds: float = SECONDS,
     replay: str | None = None,
+    partial: bool = False,
 ) -> Exploration:
     """Play every schedule of some actors up to a bound; return what was explored.
 
@@ -61,11 +71,15 @@ def check(
         always: called when the last actor of a schedule has ended; it raises where what your code
             promises is not so.
         target: a queue, or the name of one.
-        seconds: at most; what was not played by then is told by `exhausted`.
+        seconds: at most.
         replay: a schedule from a story, such as `7b,19A`: only this one is played.
+        partial: it is enough to have played some of the schedules; `exhausted` and `level` of what
+            is returned tell how many those were.
 
     Raises:
         AssertionError: a promise broke; the message is the story of the smallest schedule.
+        CheckUnknown: none broke, but not all schedules were played (and `partial` does not allow
+            it), or an actor waits for ever, or there was nothing to judge.
         ValueError: nobody acts, or the target can not be simulated.
     """
     if not actors:
@@ -80,14 +94,46 @@ def check(
     queue = targets.load(target) if isinstance(target, str) else target
     if replay is not None:
         return _again(queue, scenario, replay)
-    # What handlers share in memory is no part of a state, so no two states count as equal.
-    scheduler = Dfs(bound, prunes=False)
+    # What handlers keep in memory is no part of a state, so no two states count as equal; and what
+    # they do to it is no deed, so no switch or crash is known to make no difference.
+    scheduler = Dfs(bound, prunes=False, reduces=False)
     budget = Budget(seconds=seconds, schedules=SCHEDULES_MAX)
     found = explore(queue, scenario, scheduler, budget=budget)
     if found.violations:
         story = shrink(queue, scenario, found.violations[0], is_own_code=True).story
         raise AssertionError(f"\n{story.text()}again: check(..., replay={story.schedule!r})")
+    lack = _lack(found, partial=partial, asks=always is not None)
+    if lack:
+        raise CheckUnknown(lack)
     return found
+
+
+def _lack(found: Exploration, *, partial: bool, asks: bool) -> str:
+    """Return why an exploration without a violation shows nothing; empty: it does.
+
+    Args:
+        found: what was explored.
+        partial: whether it is enough to have played some of the schedules.
+        asks: whether something else than the queue's promises was judged.
+    """
+    if not found.schedules:
+        return "no schedule was played to its end: give more seconds"
+    if found.hung:
+        return (
+            f"in {found.hung:,} of {found.schedules:,} schedules an actor waits for ever: let "
+            "another notify it, or give wait_for a time"
+        )
+    if not (found.exhausted or partial):
+        return (
+            f"only {found.schedules:,} schedules were played, and not all of them: give more "
+            "seconds, a smaller bound or fewer actors, or allow it with partial=True"
+        )
+    if not (asks or found.passed - IDLE):
+        return (
+            "no actor did what a promise is about, and no `always` was given: let them claim or "
+            "enqueue jobs"
+        )
+    return ""
 
 
 def _again(queue: Any, scenario: Scenario, schedule: str) -> Exploration:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from killproof_chaos import targets
-from killproof_chaos.sim.campaign import Campaign
+from killproof_chaos.sim.campaign import Campaign, Row
 from killproof_chaos.sim.judging import ERROR, JUDGED
 from killproof_chaos.sim.scenarios import SCENARIOS
 from killproof_chaos.sim.schedulers import Replay
@@ -122,18 +122,21 @@ def _unknown_because(campaign: Campaign, properties: Mapping[str, Any]) -> list[
         played = sum(row.played for row in rows)
         because.append(f"the run was interrupted after {played:,} schedules")
     for row in rows:
-        if not row.schedules:
-            because.append(f"{row.scenario}: no schedule was played to its end in the time it got")
+        if not (row.broken or row.reaches):
+            because.append(
+                f"{row.scenario}: the time ended {_within(row)}: give a longer --budget, or take "
+                "--scheduler pct"
+            )
         if row.hung:
             because.append(f"{row.scenario}: in {row.hung:,} schedules an actor waits for ever")
     words = {found["verdict"] for found in properties.values()}
     if not words & {"pass", "violated", "unknown"}:
         because.append("no promise was judged: the target makes none that these scenarios show")
-    return because + [
-        f"{number}: {found['reason']}"
-        for number, found in properties.items()
-        if found["verdict"] == "unknown"
-    ]
+    reasons: dict[str, list[str]] = {}
+    for number, found in properties.items():
+        if found["verdict"] == "unknown":
+            reasons.setdefault(found["reason"], []).append(number)
+    return because + [f"{', '.join(numbers)}: {reason}" for reason, numbers in reasons.items()]
 
 
 def _property(
@@ -149,8 +152,12 @@ def _property(
     found: dict[str, Any] = {"checked": sum(row.schedules for row in seen)}
     if any(number in row.broken for row in rows):
         witnesses = [_witness(number, each) for each in campaign.stories if _tells(each, number)]
-        return found | {"verdict": "violated", "violations": len(seen), "witnesses": witnesses}
+        broken = sum(number in row.broken for row in rows)
+        return found | {"verdict": "violated", "violations": broken, "witnesses": witnesses}
     if seen:
+        lacks = [lack for row in seen if (lack := _lack(row))]
+        if lacks:
+            return found | {"verdict": "unknown", "reason": "; ".join(lacks), "witnesses": []}
         return found | {"verdict": "pass", "witnesses": []}
     why = next((row.unknown[number] for row in rows if number in row.unknown), "nothing was played")
     if len(campaign.rows) + len(campaign.left_out) < len(SCENARIOS):
@@ -159,6 +166,20 @@ def _property(
     if campaign.left_out:
         return found | {"verdict": "not_judged", "by": engines[0], "reason": why, "witnesses": []}
     return found | {"verdict": "unknown", "reason": f"no scenario shows it: {why}", "witnesses": []}
+
+
+def _lack(row: Row) -> str:
+    """Return why what a scenario has not seen break may break in it; empty: all was played."""
+    if row.broken:
+        # It ends at its first violation: the schedules beyond could break other promises too.
+        return f"the search of {row.scenario} ended at what broke there"
+    if not row.reaches:
+        return f"the time of {row.scenario} ended {_within(row)}"
+    return f"in {row.scenario} an actor waits for ever" if row.hung else ""
+
+
+def _within(row: Row) -> str:
+    return "within bound 0" if row.schedules else "before a schedule did"
 
 
 def _tells(shrunk: Shrunk, number: str) -> bool:
@@ -205,8 +226,11 @@ def figures(record: Mapping[str, Any]) -> list[str]:
         reach = "no bound is exhausted in all scenarios"
         if record["bound"] >= 0:
             reach = f"exhausted at bound {record['bound']} in all scenarios"
-        if record["exhausted"]:
-            reach += ", the bound that was asked for"
+        reach += (
+            ", the bound that was asked for"
+            if record["exhausted"]
+            else f"; bound {record['asked']} was asked for"
+        )
         crashes = record["crashes"]
         told = "as each scenario says" if crashes is None else f"at most {crashes}"
         lines.append(f"{reach}; crashes in a schedule: {told}")

@@ -1,5 +1,8 @@
 """Shrinking: from a schedule that breaks a promise to the smallest that breaks the same one.
 
+An error that nobody expected is the same only if the same actor meets an exception of the same
+type: what is left out must not make another error that takes its place.
+
 A smaller scenario is not played with the old choices, which mean something else there: it is
 explored anew, the fewest deviations first, so what is found in it is the least that it needs.
 An actor, a job or a fault is left out for good as soon as the promise still breaks without it.
@@ -12,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from killproof_chaos.sim.judging import ERROR
+from killproof_chaos.sim.judging import ERROR, Violation
 from killproof_chaos.sim.runtime import LOST, PASS, WALL_BACK, WALL_FORWARD, Faults
 from killproof_chaos.sim.scenario import Scenario
 from killproof_chaos.sim.schedulers import Choice, Choices, Dfs, Replay, is_fault
@@ -32,6 +35,8 @@ REACH: Final = 12
 #: Of equally small schedules so many are told, and the shortest story is kept.
 TOLD_MAX: Final = 12
 ORDER: Final = {entry.number: at for at, entry in enumerate(PROPERTIES)} | {ERROR: len(PROPERTIES)}
+#: A promise, and of an error who met which exception; else nothing.
+Broken = tuple[str, str]
 #: Promises of what happens in the end: their stories say least about how it came.
 LATE: Final = frozenset({"P17", "P19"})
 
@@ -66,7 +71,7 @@ def shrink(
         is_own_code: the actors are a user's own: they may share what no state shows, and what they
             promise may be a thing of all of them, so none is left out.
     """
-    search = _Search(target, main_of(outcome), prunes=not is_own_code)
+    search = _Search(target, *_main_of(outcome), prunes=not is_own_code)
     bound = min(BOUND_MAX, sum(not is_fault(label) for _, label in outcome.choices))
     best, choices = _spent(scenario, outcome.choices), outcome.choices
     smaller = iter(_smaller(best, only_faults=is_own_code))
@@ -101,9 +106,19 @@ def shrink(
 
 def main_of(outcome: Outcome) -> str:
     """Return the promise that a violating schedule is shrunk by: the first that is not late."""
+    return _main_of(outcome)[0]
+
+
+def _main_of(outcome: Outcome) -> Broken:
     assert outcome.verdict is not None
-    broken = {violation.promise for violation in outcome.verdict.violations}
-    return min(broken, key=lambda name: (name in LATE, ORDER.get(name, len(ORDER))))
+    broken = [_broken(violation) for violation in outcome.verdict.violations]
+    return min(broken, key=lambda each: (each[0] in LATE, ORDER.get(each[0], len(ORDER))))
+
+
+def _broken(violation: Violation) -> Broken:
+    """Return what must break again; of an error who met what, such as `w1 met ValueError`."""
+    is_error = violation.promise == ERROR
+    return violation.promise, violation.story.partition(":")[0] if is_error else ""
 
 
 def _sorted(story: Story, promise: str) -> Any:
@@ -139,8 +154,8 @@ def _spent(scenario: Scenario, choices: Choices) -> Scenario:
 class _Search:
     """Looks for schedules that break one promise, and counts what that takes."""
 
-    def __init__(self, target: Any, promise: str, *, prunes: bool) -> None:
-        self._target, self.promise, self._prunes = target, promise, prunes
+    def __init__(self, target: Any, promise: str, error: str, *, prunes: bool) -> None:
+        self._target, self.promise, self._error, self._prunes = target, promise, error, prunes
         self.plays = 0
 
     def first(self, scenario: Scenario, bound: int) -> Choices | None:
@@ -222,7 +237,8 @@ class _Search:
 
     def _breaks(self, outcome: Outcome) -> bool:
         return outcome.verdict is not None and any(
-            violation.promise == self.promise for violation in outcome.verdict.violations
+            _broken(violation) == (self.promise, self._error)
+            for violation in outcome.verdict.violations
         )
 
 
