@@ -25,6 +25,9 @@ LIMITS: Final = (
     "everything may happen; within one, nothing does.",
     "The kernel's part: the turnstile lets everybody in, the death lock is a variable, and no sync "
     "is waited for. The engines proc, crash and disk run on the real ones.",
+    "A lock that does not come in time: where SQLite would wait for one it waits as long as it "
+    "takes, whatever patience the queue asks for; and the lock that a caller keeps who leaves rows "
+    "of a RETURNING unread.",
     "A power cut, a full disk, a killed thread: a crash here is the end of a process between two "
     "statements.",
     "What the scenarios do not call. Each is a few calls of the queue by two to four actors.",

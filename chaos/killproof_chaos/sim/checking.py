@@ -18,15 +18,13 @@ every schedule was played, in which somebody waits for ever, or that has nothing
 `CheckUnknown`.
 """
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from killproof_chaos import targets
 from killproof_chaos.sim.explore import Budget, Exploration, explore
 from killproof_chaos.sim.runtime import Faults
-from killproof_chaos.sim.scenario import Actor, Function, Scenario
+from killproof_chaos.sim.scenario import Function, Scenario
 from killproof_chaos.sim.schedulers import Dfs, Replay
 from killproof_chaos.sim.shrink import shrink
 from killproof_chaos.sim.stage import Stage
@@ -68,8 +66,8 @@ def check(
         crashes: processes that may die in a schedule.
         passes: times that the clock may pass the length of a lease while somebody could run.
         before: called before each schedule, to put back what your handlers keep in memory.
-        always: called when the last actor of a schedule has ended; it raises where what your code
-            promises is not so.
+        always: called when a schedule has ended, also where an actor died or waits for ever; it
+            raises where what your code promises is not so.
         target: a queue, or the name of one.
         seconds: at most.
         replay: a schedule from a story, such as `7b,19A`: only this one is played.
@@ -87,16 +85,19 @@ def check(
     scenario = Scenario(
         name="check",
         text=f"all schedules up to bound {bound}",
-        actors=_named(actors, before, always),
+        actors=_named(actors),
         jobs=tuple(job if isinstance(job, Job) else Job(id=job, kind=KIND) for job in jobs),
         faults=Faults(crashes=crashes, passes=passes),
+        shares_memory=True,
+        before=before,
+        always=always,
     )
     queue = targets.load(target) if isinstance(target, str) else target
     if replay is not None:
         return _again(queue, scenario, replay)
-    # What handlers keep in memory is no part of a state, so no two states count as equal; and what
-    # they do to it is no deed, so no switch or crash is known to make no difference.
-    scheduler = Dfs(bound, prunes=False, reduces=False)
+    # What handlers keep in memory is no part of a state, and what they do to it is no deed: the
+    # scenario `shares_memory`, so nothing counts as equal and no choice is left out.
+    scheduler = Dfs(bound)
     budget = Budget(seconds=seconds, schedules=SCHEDULES_MAX)
     found = explore(queue, scenario, scheduler, budget=budget)
     if found.violations:
@@ -146,61 +147,11 @@ def _again(queue: Any, scenario: Scenario, schedule: str) -> Exploration:
     return found
 
 
-class _Hooks:
-    """Calls what the user wants to happen around each schedule, from within its actors."""
-
-    def __init__(
-        self,
-        count: int,
-        before: Callable[[], None] | None,
-        always: Callable[[], None] | None,
-    ) -> None:
-        self._count, self._before, self._always = count, before, always
-        self._run: object = None
-        self._left = 0
-
-    def around(self, function: Function) -> Function:
-        """Return an actor that does the same, and tells when it begins and ends."""
-
-        def act(me: Actor) -> Any:
-            if self._run is not me.run:
-                self._run, self._left = me.run, self._count
-                if self._before is not None:
-                    self._before()
-            with self._ending():
-                done = function(me)
-                if not asyncio.iscoroutine(done):
-                    return None
-                self._left += 1  # It ends later, once more.
-            return self._awaited(done)
-
-        return act
-
-    async def _awaited(self, done: Awaitable[Any]) -> None:
-        with self._ending():
-            await done
-
-    @contextmanager
-    def _ending(self) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            self._left -= 1
-        # Not after an error: that is the finding, and another would hide it.
-        if self._left == 0 and self._always is not None:
-            self._always()
-
-
-def _named(
-    actors: Sequence[Function],
-    before: Callable[[], None] | None,
-    always: Callable[[], None] | None,
-) -> dict[str, Function]:
-    """Return the actors by name, each with the hooks around it."""
-    hooks = _Hooks(len(actors), before, always)
+def _named(actors: Sequence[Function]) -> dict[str, Function]:
+    """Return the actors by name."""
     names = [getattr(function, "__name__", "actor") for function in actors]
     found = {}
     for at, (name, function) in enumerate(zip(names, actors, strict=True)):
         number = names[: at + 1].count(name)
-        found[name if names.count(name) == 1 else f"{name}{number}"] = hooks.around(function)
+        found[name if names.count(name) == 1 else f"{name}{number}"] = function
     return found

@@ -13,6 +13,8 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final
 
+from greenlet import GreenletExit
+
 from killproof_chaos.sim.runtime import Crashed, Life, Runtime
 
 #: Timers so close together fire together, s; far below any interval of a queue.
@@ -41,6 +43,16 @@ class Loop(asyncio.BaseEventLoop):
         self._runtime, self._life = runtime, life
         self._selector = _Selector(runtime)
         self._clock_resolution = RESOLUTION
+        #: Whatever may end with an exception. Held until the loop ends: what is collected before
+        #: complains at some moment of the collector's, and what is collected after, to nobody.
+        self.futures: list[asyncio.Future[Any]] = []
+        self.set_task_factory(_task)  # type: ignore[arg-type]  # It names no options.
+        self.set_exception_handler(_complain)
+
+    def complain(self, error: BaseException) -> None:
+        """Take note of an exception that nobody awaits; of the dead nobody hears any more."""
+        if not self._life.is_dead:
+            self._runtime.fail(self._life.name, error)
 
     def time(self) -> float:
         """Return the virtual clock, s."""
@@ -53,11 +65,14 @@ class Loop(asyncio.BaseEventLoop):
     ) -> asyncio.Future[Any]:
         """Run the function as a life of its own; the executor's width is not simulated."""
         future: asyncio.Future[Any] = self.create_future()
+        self.futures.append(future)
 
         def body() -> None:
             try:
                 answer = func(*args)
-            except Exception as error:
+            except (Crashed, GreenletExit):
+                raise
+            except BaseException as error:
                 # Whatever it is belongs to whoever awaits it.
                 self.call_soon_threadsafe(_fail, future, error)
             else:
@@ -76,13 +91,18 @@ class Loop(asyncio.BaseEventLoop):
 def run(runtime: Runtime, main: Coroutine[Any, Any, Any]) -> None:
     """Run a coroutine to its end in the current life, as `asyncio.run` does in a process."""
     loop = Loop(runtime, runtime.life())
-    # A process that dies leaves tasks behind, and nobody to hear about them.
-    loop.set_exception_handler(lambda _loop, _context: None)
     try:
         loop.run_until_complete(main)
-        for task in asyncio.all_tasks(loop):
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
             task.cancel()
-        loop.run_until_complete(asyncio.sleep(0))
+        # Threads go on to their end, as `asyncio.run` lets them.
+        left = [future for future in loop.futures if not future.done() and future not in tasks]
+        if tasks or left:
+            loop.run_until_complete(asyncio.wait([*tasks, *left]))
+        for future in loop.futures:
+            if _is_unheard(future) and (error := future.exception()) is not None:
+                loop.complain(error)
     finally:
         # Here and now, while this life is the current one: a coroutine that is collected later
         # would run its clean-up code in the name of another.
@@ -91,6 +111,26 @@ def run(runtime: Runtime, main: Coroutine[Any, Any, Any]) -> None:
             if coroutine is not None and asyncio.iscoroutine(coroutine):
                 _close(coroutine)
         loop.close()
+
+
+def _task(
+    loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], **options: Any
+) -> asyncio.Task[Any]:
+    assert isinstance(loop, Loop)
+    task = asyncio.Task(coroutine, loop=loop, **options)
+    loop.futures.append(task)
+    return task
+
+
+def _complain(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    assert isinstance(loop, Loop)
+    if (error := context.get("exception")) is not None:
+        loop.complain(error)
+
+
+def _is_unheard(future: asyncio.Future[Any]) -> bool:
+    """Say whether it ended with an exception that nobody has asked for: the mark is asyncio's."""
+    return future.done() and not future.cancelled() and bool(getattr(future, "_log_traceback", 0))
 
 
 def _close(coroutine: Coroutine[Any, Any, Any]) -> None:
@@ -104,6 +144,6 @@ def _answer(future: asyncio.Future[Any], answer: Any) -> None:
         future.set_result(answer)
 
 
-def _fail(future: asyncio.Future[Any], error: Exception) -> None:
+def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
     if not future.done():
         future.set_exception(error)

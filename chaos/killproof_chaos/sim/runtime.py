@@ -21,11 +21,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from greenlet import getcurrent, greenlet
+from greenlet import GreenletExit, getcurrent, greenlet
 
 #: Where the virtual clocks begin; the wall clock is some moment of 2023, the other 1,000 s of life.
 WALL_MS: Final = 1_700_000_000_000
 START_NS: Final = 1_000_000_000_000
+#: A root's letter has a capital, and one more life is the stage's own.
+ACTORS_MAX: Final = 25
 #: Decisions in one run, far more than any scenario needs: a run that goes on so long never ends.
 STEPS_MAX: Final = 20_000
 #: How long a caller waits for a lock whose holder will never give it back, in ns.
@@ -38,7 +40,8 @@ WALL_STEP_MS: Final = 3_600_000
 ALONE, BEGINS, ENDS = range(3)
 MASK: Final = (1 << 64) - 1
 
-READY, WANTS_LOCK, BLOCKED, ASLEEP, WAITING, ENDED = range(6)
+#: REFUSED is WANTS_LOCK or BLOCKED when the limit of waiting has passed.
+READY, WANTS_LOCK, BLOCKED, REFUSED, WAITING, ENDED = range(6)
 
 #: What can be chosen: the letter of an actor, which goes on; its capital, and its process crashes;
 #: `-` and its letter, and its wake-up is lost; or one of these. No shell needs quotes for them.
@@ -119,7 +122,11 @@ class Life:
         self.operation = ""
         #: Points passed inside the open write transaction without a word to the outside; None: out.
         self.inside: int | None = None
-        self.deeds = 0  #: commits and records: what others, or a judge, can see of it
+        #: What others, or a judge, can see of the whole process: commits, records and signals.
+        #: Counted at the root, for a crash ends all its threads.
+        self.deeds = 0
+        #: Statements of the process that may have rows left to read, and the commits that they see.
+        self.unread: dict[int, int] = {}
         #: A hash of everything that this life has been told since it began.
         self.seen = self.index
 
@@ -143,18 +150,27 @@ class Scheduler(Protocol):
 class Runtime:
     """One run after another of the same actors."""
 
-    def __init__(self, names: Sequence[str], *, jump_ns: int, faults: Faults) -> None:
+    def __init__(
+        self, names: Sequence[str], *, jump_ns: int, faults: Faults, shares_memory: bool = False
+    ) -> None:
         """Prepare for actors of these names.
 
         Args:
             names: of the actors, in the order in which they run by default.
             jump_ns: how much time passes at once when the scheduler lets it.
             faults: the budgets of every run.
+            shares_memory: actors may tell each other things that the runtime does not see.
+
+        Raises:
+            ValueError: there are more actors than letters.
         """
+        if len(names) > ACTORS_MAX:
+            raise ValueError(f"{len(names)} actors: a scenario has {ACTORS_MAX} at most")
         self.roots = [Life(index, name) for index, name in enumerate(names)]
         self.lives: list[Life] = list(self.roots)
         self.jump_ns = jump_ns
         self.faults = faults
+        self._actors_share = shares_memory
         self.scheduler: Scheduler | None = None
         self.hides = ""  #: a text to leave out of traces and errors: the folder of the file
         self.sqlite_ns = 0
@@ -175,6 +191,8 @@ class Runtime:
         self.step = 0
         self.switches = 0
         self.solo = False
+        #: Lives of this run share memory that no hash holds: equal states may have unequal futures.
+        self.shares_memory = self._actors_share
         self.stopped = ""
         self.choices: list[tuple[int, str]] = []
         self.left = self.faults
@@ -210,8 +228,13 @@ class Runtime:
             self._unwind(life)
 
     def spawn(self, function: Callable[[], None]) -> Life:
-        """Start a thread of the current process, such as one of an executor."""
-        parent = self.life()
+        """Start a thread of the current process, such as one of an executor.
+
+        Raises:
+            Crashed: the dead start nothing.
+        """
+        parent = self._speak()
+        self.shares_memory = True
         life = Life(len(self.lives), f"{parent.name}.{len(self.lives)}", root=parent.root)
         life.pid = parent.root.pid
         life.can_crash = False
@@ -250,8 +273,12 @@ class Runtime:
         if self.quiet or self.solo:
             return
         life.seen = hash((life.seen, 1))
+        if life.root.unread:
+            # Rows that it has not fetched yet are of the moment at which the statement began.
+            life.seen = hash((life.seen, tuple(life.root.unread.values())))
         if life.inside is not None:
             life.inside += 1
+        life.refused = False
         life.state = WANTS_LOCK if wants_lock else READY
         self._yield(life)
 
@@ -288,7 +315,7 @@ class Runtime:
             if wait_ns is not None:
                 self.advance(wait_ns)
             return False
-        life.seen = hash((life.seen, 2))
+        life.seen = hash((life.seen, 2, tuple(life.root.unread.values())))
         life.state, life.woken, life.signal = WAITING, False, signal
         self.clock_mark += 1
         life.wake_ns = None if wait_ns is None else self.now_ns + wait_ns
@@ -296,22 +323,44 @@ class Runtime:
             limit = "" if wait_ns is None else f"{wait_ns / 1e9:g} s"
             self.note("wait" if signal else "sleep", f"{signal} {limit}".strip())
         self._yield(life)
-        life.wake_ns, woken, life.woken = None, life.woken, False
+        life.wake_ns, woken, life.woken, life.signal = None, life.woken, False, ""
         life.seen = hash((life.seen, woken))
         return woken
 
     def wake(self, life: Life) -> None:
-        """Wake a life that waits."""
+        """Wake a life that waits.
+
+        Raises:
+            Crashed: the dead wake nobody.
+        """
+        self._speak()
         if life.state == WAITING:
             life.woken = True
 
     def notify(self, signal: str) -> None:
-        """Wake all that wait for this now; nobody else will ever know of it."""
-        self.life().deeds += 1
+        """Wake all that wait for this now; nobody else will ever know of it.
+
+        Raises:
+            Crashed: the dead tell nobody anything.
+        """
+        self._speak()
         self.note("notify", signal)
         for life in self.lives:
             if life.signal == signal:
                 self.wake(life)
+
+    def _speak(self) -> Life:
+        """Return whose turn it is, and take note that it tells another life something.
+
+        What it does from here on does not commute with what it did before: a switch after this word
+        is another than one at the beginning of its transaction, and so is its crash.
+        """
+        life = self.life()
+        if life.is_dead:
+            raise Crashed
+        life.inside = None
+        life.root.deeds += 1
+        return life
 
     def transaction_ended(self) -> None:
         """Let those try again that met a lock."""
@@ -319,11 +368,11 @@ class Runtime:
             if life.state == BLOCKED:
                 life.woken = True
 
-    def fail(self, life: Life, error: Exception) -> None:
-        """Note an exception that nobody expected."""
+    def fail(self, name: str, error: BaseException) -> None:
+        """Note an exception that nobody expected, and who met it."""
         text = self.plain(f"{type(error).__name__}: {error}")
-        self.errors.append((life.name, text))
-        self._before = hash((self._before, life.name, text))
+        self.errors.append((name, text))
+        self._before = hash((self._before, name, text))
 
     # What is told.
 
@@ -350,7 +399,7 @@ class Runtime:
             if self.current.is_dead:
                 raise Crashed
             self.current.inside = None
-            self.current.deeds += 1
+            self.current.root.deeds += 1
         self.clock_mark += 1
         self.death_mark += moment != ENDS
         mark = hash((file, marshal.dumps(record, 2), self.now_ns))
@@ -477,12 +526,12 @@ class Runtime:
         if state == READY:
             return True
         if state == WANTS_LOCK:
-            return self.writer is None or life.refused
+            return self.writer is None
         if state == BLOCKED:
-            return life.woken or life.refused
+            return life.woken
         if state == WAITING:
             return life.woken or (life.wake_ns is not None and life.wake_ns <= self.now_ns)
-        return False
+        return state == REFUSED
 
     def _let_time_pass(self) -> bool:
         """Jump to the next wake-up, or end a wait for a lock that nobody will give back."""
@@ -495,7 +544,7 @@ class Runtime:
             return False
         self.advance(LOCK_WAIT_NS)
         for life in stuck:
-            life.refused = True
+            life.state, life.refused = REFUSED, True
         return True
 
     # Faults.
@@ -518,6 +567,8 @@ class Runtime:
 
     def _happen(self, label: str) -> None:
         """Let a fault happen."""
+        if self.current is not None:
+            self.current.inside = None  # What it has asked inside may not be so any more.
         left = self.left
         crashes, passes, wall_steps, lost = left.crashes, left.passes, left.wall_steps, left.lost
         if label[0].isupper():
@@ -570,11 +621,14 @@ class Runtime:
                 function()
             except Crashed:
                 life.is_dead = True
-            except Exception as error:
-                # What the actor's own code does not expect ends its process, as anywhere else. The
+            except (GreenletExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:
+                # What the actor's own code does not expect ends its process, as anywhere else; so
+                # does an exit or a cancellation that it lets pass, which must not end ours. The
                 # dead expect nothing: their code may have made it of the end of their process.
                 if not life.is_dead:
-                    self.fail(life, error)
+                    self.fail(life.name, error)
                     self.crash(life.root, hit=False)
             life.state = ENDED
 

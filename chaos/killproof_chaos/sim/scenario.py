@@ -371,3 +371,8 @@ class Scenario:
     syncs: bool = False
     #: Whether a worker without faults drains the queue at the end, so that P17 can be judged.
     heals: bool = True
+    #: Actors share variables, which no state holds: then nothing is cut or left out as equal.
+    shares_memory: bool = False
+    before: Callable[[], None] | None = None  #: called before each schedule
+    #: Called when a schedule has ended, however it did; what it raises is a violation.
+    always: Callable[[], None] | None = None

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final
 
-from killproof_chaos.sim.host import Dice
+from killproof_chaos.sim.dice import Dice
 from killproof_chaos.sim.runtime import LOST, PASS, WALL_BACK, WALL_FORWARD, Runtime
 
 Choice = tuple[int, str]
@@ -76,6 +76,12 @@ class Dfs:
 
     Where a state was reached before with at least the budget that is left now, the run is cut:
     whatever follows was or will be explored from there.
+
+    That, and leaving choices out, holds as long as what a life does is a function of what the
+    runtime has told it. Threads of one process share memory, and actors of one's own may share
+    variables of a closure or a module: what they tell each other there is in no state. So nothing
+    is cut or left out from where a run has started a thread, nor in a scenario that `shares_memory`
+    says is of that kind.
     """
 
     def __init__(self, bound: int = 2, *, prunes: bool = True, reduces: bool = True) -> None:
@@ -127,14 +133,14 @@ class Dfs:
             self._at += 1
             assert label in options, "the same choices lead to the same options"
             return label
-        if self._prunes and self._is_known(runtime):
+        is_private = not runtime.shares_memory
+        if self._prunes and is_private and self._is_known(runtime):
             return None
-        inside = self._reduces and not is_free and runtime.is_inside
+        reduces = self._reduces and is_private
+        inside = reduces and not is_free and runtime.is_inside
         for label in options[1:]:
             fault = is_fault(label)
-            if (inside and not fault) or (
-                fault and self._reduces and self._is_stale(runtime, label)
-            ):
+            if (inside and not fault) or (fault and reduces and self._is_stale(runtime, label)):
                 continue
             preempts = not fault and not is_free
             if preempts and self._preemptions == self.bound:

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
+from greenlet import GreenletExit
+
 from killproof_chaos import memory
 from killproof_chaos.engines.finish import EFFECT_TABLE
 from killproof_chaos.sim import coroutines
@@ -90,7 +92,10 @@ class Stage:
         self.lease = LEASE_SECONDS_DEFAULT if lease_ms is None else lease_ms / 1_000
         jump = self.lease + MARGIN_SECONDS if scenario.jump is None else scenario.jump
         self.runtime = Runtime(
-            list(scenario.actors), jump_ns=round(jump * 1e9), faults=scenario.faults
+            list(scenario.actors),
+            jump_ns=round(jump * 1e9),
+            faults=scenario.faults,
+            shares_memory=scenario.shares_memory,
         )
         self.place = memory.folder("sim")
         self.runtime.hides = f"{self.place}/"
@@ -156,6 +161,8 @@ class Stage:
         runtime.keeps_trace = keeps_trace
         actors = self._parties[: len(runtime.roots)]
         functions = list(self.scenario.actors.values())
+        if self.scenario.before is not None:
+            self.scenario.before()
         runtime.run(
             [
                 _body(runtime, party, function)
@@ -165,6 +172,7 @@ class Stage:
         )
         verdict, key = None, 0
         if runtime.stopped != "cut":
+            self._ask_always()
             self._heal()
             key = hash((runtime.order, runtime.commits))
             verdict = self._verdicts.get(key)
@@ -256,6 +264,21 @@ class Stage:
 
     # The end of a run.
 
+    def _ask_always(self) -> None:
+        """Let the scenario say whether all is as its author promises, whoever died or hangs."""
+        runtime, always = self.runtime, self.scenario.always
+        # Not after an error: that is the finding, and another would hide it.
+        if always is None or runtime.errors:
+            return
+        runtime.quiet, runtime.current = True, None
+        try:
+            always()
+        except (KeyboardInterrupt, GreenletExit):
+            raise
+        except BaseException as error:
+            runtime.fail("always", error)
+        runtime.quiet = False
+
     def _heal(self) -> None:
         """End all faults and let one more worker drain the queue."""
         runtime, healer = self.runtime, self._parties[-1]
@@ -279,9 +302,11 @@ class Stage:
                     runtime.sleep(pause)
                     pause = min(2 * pause, PAUSE_SECONDS_MAX)
             actor.finish()
-        except Exception as error:
+        except (KeyboardInterrupt, GreenletExit):
+            raise
+        except BaseException as error:
             # The queue is broken for whoever comes after; that is a finding, not our failure.
-            runtime.fail(healer.life, error)
+            runtime.fail(healer.life.name, error)
         healer.drop()
 
     def _is_drained(self) -> bool:
