@@ -2,8 +2,8 @@
 
 Goal: a guard that nothing misses would be decoration. Method: a text of the copy is replaced, a
 process of its own explores the shipped scenario that needs the guard, the smallest bound first, and
-shrinks what it finds. Where two tests of a statement say the same in different words (the owner of a job
-is NULL unless its state is leased, for one), both are the guard, and both go.
+shrinks what it finds. Where two tests of a statement say the same in different words (the owner of
+a job is NULL unless its state is leased, for one), both are the guard, and both go.
 """
 
 import json
