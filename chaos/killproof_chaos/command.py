@@ -162,16 +162,16 @@ def conclude(
     Args:
         record: verdict.json.
         ending: the forms.
-        rows: of the table; None: all promises.
+        rows: of the table, and of every other form but verdict.json; None: all promises.
         figures: what was measured beside it; None: as for every engine.
         pictures: what stands above the table.
         places: lines that say where more is to be found.
     """
-    everything = list(render_rows(record))
+    told = list(render_rows(record) if rows is None else rows)
     out = console(stderr=ending.as_json)
     for picture in pictures:
         out.print(picture, highlight=False)
-    out.print(summary.table(everything if rows is None else list(rows)))
+    out.print(summary.table(told))
     reasons = summary.reasons(record)
     more = len(reasons) - REASONS_MAX
     for style, lines in (
@@ -189,10 +189,10 @@ def conclude(
     if ending.as_json:
         print(json.dumps(record))
     if ending.junit is not None:
-        ending.junit.write_bytes(summary.junit(record, everything))
+        ending.junit.write_bytes(summary.junit(record, told))
     if place := os.environ.get("GITHUB_STEP_SUMMARY"):
         with open(place, "a", encoding="utf-8") as file:
-            file.write(summary.markdown(record, everything))
+            file.write(summary.markdown(record, told))
     code = EXIT_OF[record["verdict"]]
     if code == EXIT_OF["unknown"] and ending.unknown is not None:
         code = 0 if ending.unknown is Unknown.PASS else 1

@@ -14,7 +14,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from killproof_chaos import targets
+from killproof_chaos import summary, targets
 from killproof_chaos.command import (
     Ending,
     JsonOption,
@@ -31,7 +31,6 @@ from killproof_chaos.command import (
 from killproof_chaos.engines import model
 from killproof_chaos.engines.model_protocol import GUARDS
 from killproof_chaos.engines.model_search import STATES_MAX, Turn
-from killproof_evidence.judge import PROPERTIES, Row
 from killproof_evidence.store import Store
 
 WORKERS_MAX: Final = 4
@@ -39,6 +38,8 @@ JOBS_MAX: Final = 4
 CRASHES_MAX: Final = 1_000
 ATTEMPTS_MAX: Final = 10
 STATES_LIMIT: Final = 100_000_000
+#: What stands behind every promise in the table: the same words about the code would be wrong.
+ROW_ABOUT: Final = ", in the contract's protocol"
 #: What stands under every verdict of this engine.
 NOT_SHOWN: Final = (
     "this is the protocol, not the code: that the code follows it is judged by the other engines; "
@@ -116,9 +117,8 @@ def perform(
     if diagram:
         pictures.insert(0, Text(record["diagram"] + "\n"))
     places = [f"story:  {store.path / model.TRACES}"] if stories(record) else []
-    conclude(
-        record, ending, rows=rows(record), figures=figures(record), pictures=pictures, places=places
-    )
+    rows = summary.judged(record, about=ROW_ABOUT)
+    conclude(record, ending, rows=rows, figures=figures(record), pictures=pictures, places=places)
 
 
 def searches(record: Mapping[str, Any]) -> Table:
@@ -155,28 +155,6 @@ def stories(record: Mapping[str, Any]) -> list[Text]:
             lines = [line["text"] for line in witness["lines"]]
             text = "\n".join([f"The shortest way to a broken {name}:", *lines])
             found.append(Text(f"\n{text}\n  => {witness['story']}\n"))
-    return found
-
-
-def rows(record: Mapping[str, Any]) -> list[Row]:
-    """Return the rows of the table: only what this engine judges.
-
-    The headlines of other engines stand for several promises; here they would say too much.
-    """
-    found = []
-    for entry in PROPERTIES:
-        finding = record["properties"][entry.number]
-        if finding["verdict"] in ("pass", "violated", "unknown"):
-            found.append(
-                Row(
-                    sentence=entry.sentence,
-                    verdict=finding["verdict"],
-                    checked=finding["checked"],
-                    detail=finding.get("reason") or "",
-                    properties=(entry.number,),
-                    names=entry.number,
-                )
-            )
     return found
 
 

@@ -33,7 +33,7 @@ from killproof_chaos.command import (
     shown,
     within,
 )
-from killproof_evidence.judge import PROPERTIES, Row, judge
+from killproof_evidence.judge import judge
 from killproof_evidence.store import Store
 
 BOUND_MAX: Final = 20
@@ -123,7 +123,7 @@ def finish(record: dict[str, Any], ending: Ending, place: Store) -> None:
     conclude(
         record,
         ending,
-        rows=rows(record),
+        rows=summary.judged(record),
         figures=result.figures(record),
         pictures=[table(record), *stories(record)],
         places=[*tokens, f"report: {report}"],
@@ -248,22 +248,3 @@ def table(record: Mapping[str, Any]) -> Table:
 def stories(record: Mapping[str, Any]) -> list[RenderableType]:
     """Return the shortest schedule that was found for each broken promise."""
     return [Text("\n" + story["text"]) for story in record["stories"]]
-
-
-def rows(record: Mapping[str, Any]) -> list[Row]:
-    """Return the rows of the table of promises: only what was judged here."""
-    found = []
-    for entry in PROPERTIES:
-        finding = record["properties"][entry.number]
-        if finding["verdict"] in ("pass", "violated", "unknown"):
-            found.append(
-                Row(
-                    sentence=entry.sentence,
-                    verdict=finding["verdict"],
-                    checked=finding["checked"],
-                    detail=finding.get("reason") or "",
-                    properties=(entry.number,),
-                    names=entry.number,
-                )
-            )
-    return found

@@ -12,7 +12,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from killproof_evidence.judge import Row
+from killproof_evidence.judge import PROPERTIES, Row
 
 #: A mark beside each word: the table must be readable without colour.
 MARKS: Final[Mapping[str, tuple[str, str]]] = {
@@ -54,7 +54,7 @@ def extent(record: Mapping[str, Any]) -> str:
     if "states" in counts:
         without = f" without {', '.join(record['without'])}" if record["without"] else ""
         states = f"{counts['states']:,} states and {counted(counts['steps'], 'step')}"
-        return f"{states} of the protocol{without}"
+        return f"{states} of {record['about']}{without}"
     if "errors" in counts:
         return (
             f"{counted(counts['kills'], 'kill')} and "
@@ -111,6 +111,34 @@ def figures(record: Mapping[str, Any]) -> list[str]:
             f"Python {where['python']}, SQLite {where['sqlite']}{reset}, {where['cores']} cores, "
             f"{where['fs']}{level}"
         )
+    return found
+
+
+def judged(record: Mapping[str, Any], *, about: str = "") -> list[Row]:
+    """Return a row for each promise that an engine judged.
+
+    The usual headlines stand for several promises each: of an engine that judges a few of them they
+    would say too much.
+
+    Args:
+        record: verdict.json.
+        about: what was judged, behind each sentence, where that is not the queue's code.
+    """
+    found = []
+    for entry in PROPERTIES:
+        finding = record["properties"][entry.number]
+        if finding["verdict"] in ("pass", "violated", "unknown"):
+            witnesses = finding["witnesses"]
+            found.append(
+                Row(
+                    sentence=entry.sentence + about,
+                    verdict=finding["verdict"],
+                    checked=finding["checked"],
+                    detail=witnesses[0]["story"] if witnesses else finding.get("reason") or "",
+                    properties=(entry.number,),
+                    names=entry.number,
+                )
+            )
     return found
 
 

@@ -513,13 +513,27 @@ def test_a_small_world_owes_only_what_can_happen_in_it(
     assert done.exit_code == 0, done.output
 
 
-def test_a_queue_whose_code_is_broken_is_said_not_to_run(tmp_path: Path) -> None:
-    done = command(
-        "--target", "ack-without-fence", "--jobs", "1", "--store", str(tmp_path / "store")
+def test_every_form_of_a_verdict_says_that_it_is_not_about_the_code(tmp_path: Path) -> None:
+    """The code of this queue has no fence, and its contract says that it has one."""
+    store, junit = tmp_path / "store", tmp_path / "junit.xml"
+    summary = tmp_path / "summary.md"
+    words = ["--target", "ack-without-fence", "--jobs", "1", "--store", str(store)]
+    done = CliRunner().invoke(
+        app, ["model", *words, "--junit", str(junit)], env={"GITHUB_STEP_SUMMARY": str(summary)}
     )
 
     assert done.exit_code == 0
     assert "its code does not run here" in done.output
+    headline = "of the protocol that its contract describes, not of its code"
+    row = "One worker at a time holds a job, in the contract's protocol"
+    assert headline in " ".join(done.output.split())
+    assert headline in summary.read_text()
+    for text in (done.output, junit.read_text(), summary.read_text()):
+        assert row in text
+    record = Store(store).read_verdict()
+    assert f"of {record['about']}" == headline
+    judged = [found for found in record["properties"].values() if found["verdict"] == "pass"]
+    assert {found["about"] for found in judged} == {record["about"]}
 
 
 def test_a_search_that_is_cut_short_is_unknown(tmp_path: Path) -> None:

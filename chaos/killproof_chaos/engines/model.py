@@ -5,7 +5,8 @@ producers that share one key, repeat their calls, and may never hear an answer; 
 whether a job lives, so more workers add nothing to it.
 
 What is judged is the protocol as the target's contract puts it: its edges (the very object that P7
-reads in a recorded history), its number of attempts, its words. The target's code does not run.
+reads in a recorded history), its number of attempts, its words. The target's code does not run, so
+a queue that forgets a guard which its contract implies passes, and each verdict says so.
 """
 
 import time
@@ -26,6 +27,8 @@ from killproof_evidence.judge import PROPERTIES
 from killproof_evidence.records import RecordWriter
 from killproof_evidence.store import Store, write_json
 
+#: What each verdict of this engine is about, in every form of it.
+ABOUT: Final = "the protocol that its contract describes, not of its code"
 #: Where the stories lie in a store.
 TRACES: Final = "traces"
 #: Rows that share a key: one that lives, and one that may be put in beside it.
@@ -258,6 +261,7 @@ def _verdict(
         "schema": 1,
         "target": options.target,
         "engine": "model",
+        "about": ABOUT,
         "seed": None,
         "level": "process",
         "verdict": "violated" if broken else "unknown" if because else "pass",
@@ -315,7 +319,9 @@ def _property(
         return {"verdict": "not_promised", "checked": 0, "witnesses": []}
     if number not in promises_of(rules):
         return {"verdict": "not_judged", "checked": 0, "by": entry.engines[0], "witnesses": []}
-    found: dict[str, Any] = {"verdict": "pass", "checked": _checked(number, searched)}
+    found: dict[str, Any] = {
+        "verdict": "pass", "about": ABOUT, "checked": _checked(number, searched)
+    }  # fmt: skip
     if number in broken:
         witness = {
             "job": str(broken[number].job + 1),
