@@ -143,8 +143,11 @@ def check(store: Store, ending: Ending) -> None:
             f"its schedules: repeat it with `{record['replay']}`"
         )
     judged = judge(store, write=False).record
-    kept = {"counts": record["counts"], "replay": record["replay"], "errors": record["errors"]}
     first = record["stories"][0]
+    kept = {"counts": record["counts"], "replay": record["replay"], "errors": first["errors"]}
+    if first["errors"]:
+        # The records tell what the queue did; what its code raised stands in the story alone.
+        kept["verdict"] = "violated"
     conclude(
         {**judged, **kept, "crashes": None, "scenarios": record["scenarios"]},
         ending,

@@ -175,6 +175,13 @@ def junit(record: Mapping[str, Any], rows: list[Row]) -> bytes:
             message = row.detail or row.verdict.replace("_", " ")
             ElementTree.SubElement(case, "skipped", message=message)
     run = ElementTree.SubElement(suite, "testcase", classname=record["target"], name="the run")
+    unexpected = record.get("errors")
+    if unexpected:
+        # No promise has a case that would show it.
+        failures += 1
+        ElementTree.SubElement(
+            run, "failure", message="an error that nobody expected"
+        ).text = "\n".join(unexpected)
     errors = record["verdict"] == "unknown"
     if errors:
         # What was not hit is no pass: CI must see it beside the promises, not among the skipped.
@@ -204,6 +211,7 @@ def markdown(record: Mapping[str, Any], rows: list[Row]) -> str:
         lines.append(f"| {row.sentence} | {mark} {word} | {row.checked} | {row.names} |")
     lines += [""]
     lines += [f"- {story}" for story in stories(record)]
+    lines += [f"- an error that nobody expected: {text}" for text in record.get("errors") or ()]
     lines += [f"- unknown because {reason}" for reason in reasons(record)]
     lines += ["", f"`{record['replay']}`", ""]
     return "\n".join(lines)

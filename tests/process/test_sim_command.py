@@ -94,6 +94,44 @@ def test_the_report_shows_the_story_in_lanes_and_loads_nothing(broken: tuple[Pat
     assert "src=" not in page.replace("img-src", "")
 
 
+RAISES = """
+from killproof_chaos.targets import load
+
+control = load("minimal")
+
+
+class Target:
+    def __getattr__(self, name):
+        return getattr(control, name)
+
+    def open(self, place, host):
+        client = control.open(place, host)
+
+        def ack(lease):
+            raise RuntimeError("no ack today")
+
+        client.ack = ack
+        return client
+
+
+target = Target()
+"""
+
+
+def test_an_error_that_nobody_expected_is_a_violation_in_every_form(place: Path) -> None:
+    target, store, junit = place / "raises.py", place / "store", place / "junit.xml"
+    target.write_text(RAISES)
+
+    run = sim(store, str(target), "claim", "--junit", str(junit))
+    again = chaos("check", str(store), "--junit", str(place / "again.xml"))
+
+    for ended in (run, again, chaos("replay", str(store))):
+        assert ended.exit_code == 1
+        assert "w1 met RuntimeError: no ack today" in ended.stdout
+    for report in (junit, place / "again.xml"):
+        assert 'message="an error that nobody expected"' in report.read_text()
+
+
 def test_a_clean_queue_is_exhausted_up_to_its_bound_in_two_processes(place: Path) -> None:
     store = place / "store"
 
@@ -199,6 +237,8 @@ def test_a_search_that_has_not_exhausted_bound_0_is_unknown_whatever_it_has_seen
     )
     words = {n: record["properties"][n]["verdict"] for n in ("P1", "P4", "P9")}
     assert words == {"P1": "pass", "P4": "unknown", "P9": "unknown"}
+    hung = verdict_of(row("claim", hung=1))
+    assert (hung["verdict"], hung["properties"]["P4"]["verdict"]) == ("unknown", "unknown")
 
 
 def test_a_search_that_ended_between_two_bounds_passes_at_the_lower_and_says_so() -> None:

@@ -311,6 +311,8 @@ def test_one_schedule_of_a_check_is_played_again_by_its_name() -> None:
         check([worker, lambda me: me.ack(None)], replay="-")
     with pytest.raises(ValueError, match="at least one actor"):
         check([])
+    with pytest.raises(CheckUnknown, match=r"'900b' can not be followed any more, only '-' of it"):
+        check([worker, worker], replay="900b")
 
 
 def test_a_coroutine_is_checked_as_a_function_is() -> None:

@@ -123,11 +123,11 @@ class Row:
         """The word for what was explored."""
         if self.broken:
             return VIOLATED
-        return PASS if self.passed and self.reaches and not self.hung else UNKNOWN
+        return PASS if self.passed and self.is_enough and not self.hung else UNKNOWN
 
     @property
-    def reaches(self) -> bool:
-        """Whether what was played can bear a pass: all of bound 0, or anything at random."""
+    def is_enough(self) -> bool:
+        """Whether what was played is enough for a pass: all of bound 0, or anything at random."""
         return self.schedules > 0 if self.is_random else self.bound is not None
 
     def add(self, answer: Answer) -> None:

@@ -25,7 +25,7 @@ from killproof_chaos import targets
 from killproof_chaos.sim.explore import Budget, Exploration, explore
 from killproof_chaos.sim.runtime import Faults
 from killproof_chaos.sim.scenario import Function, Scenario
-from killproof_chaos.sim.schedulers import Dfs, Replay
+from killproof_chaos.sim.schedulers import Dfs, Replay, choices_of
 from killproof_chaos.sim.shrink import shrink
 from killproof_chaos.sim.stage import Stage
 from killproof_chaos.sim.story import perform
@@ -77,7 +77,8 @@ def check(
     Raises:
         AssertionError: a promise broke; the message is the story of the smallest schedule.
         CheckUnknown: none broke, but not all schedules were played (and `partial` does not allow
-            it), or an actor waits for ever, or there was nothing to judge.
+            it), or an actor waits for ever, or there was nothing to judge, or the schedule to
+            replay can not be followed any more.
         ValueError: nobody acts, or the target can not be simulated.
     """
     if not actors:
@@ -142,8 +143,19 @@ def _again(queue: Any, scenario: Scenario, schedule: str) -> Exploration:
     with Stage(queue, scenario) as stage:
         performed = perform(stage, Replay(schedule))
     assert performed is not None, "one schedule can be replayed"
-    if performed[1].violations:
-        raise AssertionError(f"\n{performed[1].text(verbose=True)}")
+    outcome, story = performed
+    if story.violations:
+        raise AssertionError(f"\n{story.text(verbose=True)}")
+    if outcome.choices != choices_of(schedule):
+        raise CheckUnknown(
+            f"schedule {schedule!r} can not be followed any more, only {outcome.token!r} of it: "
+            "the actors or the queue have changed; check all schedules anew"
+        )
+    found.hung = int(outcome.stopped in ("hung", "steps"))
+    found.passed |= outcome.verdict.passed if outcome.verdict is not None else frozenset()
+    lack = _lack(found, partial=True, asks=scenario.always is not None)
+    if lack:
+        raise CheckUnknown(lack)
     return found
 
 

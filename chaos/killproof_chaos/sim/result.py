@@ -104,7 +104,7 @@ def _verdict(campaign: Campaign, contract: Any, store: Store) -> dict[str, Any]:
         "scenarios": [row.record() for row in rows],
         "left_out": campaign.left_out,
         "stories": [_story(each) for each in campaign.stories],
-        "errors": _errors(campaign.stories),
+        "errors": [error for each in campaign.stories for error in _errors(each)],
         "exhausted": bool(rows) and all(row.exhausted for row in rows),
         "interrupted": campaign.interrupted,
         "seconds": round(campaign.seconds, 3),
@@ -122,7 +122,7 @@ def _unknown_because(campaign: Campaign, properties: Mapping[str, Any]) -> list[
         played = sum(row.played for row in rows)
         because.append(f"the run was interrupted after {played:,} schedules")
     for row in rows:
-        if not (row.broken or row.reaches):
+        if not (row.broken or row.is_enough):
             because.append(
                 f"{row.scenario}: the time ended {_within(row)}: give a longer --budget, or take "
                 "--scheduler pct"
@@ -173,7 +173,7 @@ def _lack(row: Row) -> str:
     if row.broken:
         # It ends at its first violation: the schedules beyond could break other promises too.
         return f"the search of {row.scenario} ended at what broke there"
-    if not row.reaches:
+    if not row.is_enough:
         return f"the time of {row.scenario} ended {_within(row)}"
     return f"in {row.scenario} an actor waits for ever" if row.hung else ""
 
@@ -210,12 +210,13 @@ def _story(shrunk: Shrunk) -> dict[str, Any]:
         "schedule": story.schedule,
         "steps": [asdict(step) for step in story.steps],
         "endings": story.endings(),
+        "errors": _errors(shrunk),
         "text": story.text(),
     }
 
 
-def _errors(stories: list[Shrunk]) -> list[str]:
-    return [v.story for each in stories for v in each.story.violations if v.promise == ERROR]
+def _errors(shrunk: Shrunk) -> list[str]:
+    return [v.story for v in shrunk.story.violations if v.promise == ERROR]
 
 
 def figures(record: Mapping[str, Any]) -> list[str]:
