@@ -22,6 +22,7 @@ not refuse what comes now.  docs/operations.md says what that means for effects 
 """
 
 import errno
+import logging
 import os
 import sqlite3
 import stat
@@ -38,6 +39,8 @@ from killproof.core.clock import Clock, SystemClock
 from killproof.core.database import SCHEMA_VERSION
 from killproof.core.errors import FileRefused, KillproofError
 from killproof.core.jobs import Queue
+
+logger = logging.getLogger("killproof")
 
 #: Pages copied between two reports of progress: 8 MiB.
 STEP_PAGES: Final = 2_048
@@ -378,7 +381,10 @@ def _partial(folder: Path, stem: str, like: str) -> Iterator[Path]:
         raise FileRefused(f"{path}: {error}: make room, or name another folder") from error
     finally:
         for name in (path, Path(f"{path}-wal"), Path(f"{path}-shm"), Path(f"{path}-journal")):
-            name.unlink(missing_ok=True)
+            try:
+                name.unlink(missing_ok=True)
+            except OSError as error:  # It must not hide what has happened, nor undo it.
+                logger.warning("%s is left over (%s): remove it", name, error.strerror)
 
 
 def _names(stem: str) -> Iterator[str]:

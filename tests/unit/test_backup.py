@@ -55,6 +55,28 @@ def test_a_backup_holds_what_only_the_log_held(queue: Queue, folder: Path) -> No
     assert done.bytes == os.stat(done.path).st_size
 
 
+def test_a_leftover_that_can_not_be_removed_is_named_and_undoes_nothing(
+    queue: Queue,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The engine `crash` met the driver's own error here: EIO at the unlink of the copy's log."""
+    unlink = Path.unlink
+
+    def failing(path: Path, missing_ok: bool = False) -> None:
+        if path.name.endswith("-wal"):
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        unlink(path, missing_ok=missing_ok)
+
+    queue.enqueue("k", 1)
+    monkeypatch.setattr(Path, "unlink", failing)
+    done = back_up(queue, folder)
+
+    assert done.jobs == 1
+    assert "is left over (Input/output error): remove it" in caplog.text
+
+
 def test_the_example_makes_a_backup_as_a_job(queue: Queue, place: Path, clock: ManualClock) -> None:
     """Covers S1.42, S1.43: the folder is made, the result says where and how large."""
     example = Path(__file__).parents[2] / "examples/daily_backup.py"

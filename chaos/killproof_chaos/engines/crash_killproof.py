@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from killproof import Host, effects, maintenance, operations
+from killproof import Host, backup, effects, maintenance, operations, retention
 from killproof.core import barrier
 from killproof.handlers import Hold
 from killproof_chaos.engines.crash_session import RECORD_EFFECT, run_handler, together
@@ -216,6 +216,13 @@ def _replay(session: KillproofSession, number: int) -> bool:
     return bool(operations.replay(session.queue, [number]).moved)
 
 
+def _backup(session: KillproofSession, folder: str) -> object:
+    """Copy the file while it is open, into a folder beside it."""
+    place = Path(session.queue.path).parent / folder
+    place.mkdir(exist_ok=True)
+    return backup.backup(session.queue, place)
+
+
 def _checkpoint(session: KillproofSession, job: Job) -> None:
     """Commit once with the checkpoint that every so many commits are followed by."""
     session.queue.database.checkpoint_commits = 1
@@ -256,6 +263,8 @@ MORE: Final[Mapping[str, Callable[[KillproofSession, Any], object]]] = {
     "get": lambda session, name: session.queue.get(session.ids[name]),
     "counts": lambda session, _: session.queue.counts(),
     "checkpoint": _checkpoint,
+    "prune": lambda session, _: retention.prune(session.queue, {"succeeded": 0}),
+    "backup": _backup,
     "repair": _stop,
 }
 OPERATIONS: Final = frozenset(MORE) | {

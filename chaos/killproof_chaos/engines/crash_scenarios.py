@@ -101,6 +101,15 @@ def _held_job(context: Context) -> None:
     context.session.more["hold"]("second")
 
 
+def _done_job(context: Context) -> None:
+    """Let one job end well, and leave another."""
+    session = context.session
+    _two_logs(context)
+    lease = session.claim()
+    session.play(lease)
+    session.ack(lease)
+
+
 def _dead_job(context: Context) -> None:
     session = context.session
     session.enqueue(job("first", script=("permanent", "ok")))
@@ -233,7 +242,11 @@ FURTHER: Final = (
     ("get", _two_jobs, None, lambda c: "second"),
     ("counts", _two_jobs, None, lambda c: None),
     ("checkpoint", _two_jobs, None, lambda c: KEYED),
+    ("prune", _done_job, None, lambda c: None),
+    ("backup", _two_jobs, None, lambda c: "backups"),
 )
+#: They only look, or write where no worker looks.
+UNCHANGING: Final = frozenset({"get", "counts", "backup"})
 ALONE: Final = (
     Scenario(operation="open_and_migrate", prepare=None, act=_open, opens=True, changes=False),
     Scenario(operation="open", prepare=_two_jobs, act=_open, opens=True, changes=False),
@@ -288,7 +301,7 @@ ALONE: Final = (
             prepare=prepare,
             before=before,
             act=_more(name, of),
-            changes=name not in ("get", "counts"),
+            changes=name not in UNCHANGING,
             by_worker=name != "ledger",
         )
         for name, prepare, before, of in FURTHER

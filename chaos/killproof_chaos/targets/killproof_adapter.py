@@ -37,7 +37,7 @@ from killproof_chaos.recording import Recorder, Result, open_recorder, process_n
 from killproof_chaos.targets.hosted import HostedQueue
 from killproof_chaos.workload import KINDS
 from killproof_evidence import effect
-from killproof_evidence.contract import Contract
+from killproof_evidence.contract import DELETED, START, TERMINAL, Contract
 from killproof_evidence.records import without_alarms
 from killproof_evidence.target import AuditMapping, Definite, Indefinite, JobRow
 
@@ -53,9 +53,13 @@ SNOOZE_SECONDS: Final = 0.1
 #: Production has one checkpoint in hundreds of commits; a run of seconds must see dozens.
 CHECKPOINT_COMMITS: Final = 25
 
+#: As in the core; and what has ended may be pruned.
+_MOVES: Final = {(old or START, new) for old, new in model.EDGES} | {
+    (state, DELETED) for state in TERMINAL
+}
 EDGES: Final = {
-    old or "start": tuple(sorted(new for before, new in model.EDGES if before == old))
-    for old in sorted({before for before, _ in model.EDGES}, key=str)
+    old: tuple(sorted(new for before, new in _MOVES if before == old))
+    for old in sorted({before for before, _ in _MOVES})
 }
 CONTRACT: Final = Contract(
     promises={

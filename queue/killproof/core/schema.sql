@@ -11,6 +11,7 @@
 --   scheduled, retryable, available -> cancelled | expired | held
 --   held -> available | cancelled | dead
 --   dead, cancelled, expired -> available by replay only, which keeps the old attempts.
+--   What has ended may be pruned: its row is gone then.
 --
 -- Every time named *_ms is integer milliseconds since the epoch, UTC; *_ns is the owner's
 -- monotonic clock.
