@@ -1,6 +1,7 @@
 """Asyncio under the simulator: virtual time, executors as lives of their own, deaths."""
 
 import asyncio
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from killproof_chaos.sim import (
     Faults,
     Replay,
     Scenario,
+    Stage,
     Walk,
     explore,
     facts_of,
@@ -136,3 +138,87 @@ def test_what_an_executor_raises_is_raised_where_it_is_awaited() -> None:
     race = Scenario(name="raise", text="a thread raises", actors={"a": caller})
     assert run_one(load("minimal"), race).stopped == ""
     assert told == ["from a thread"]
+
+
+def test_an_exception_that_nobody_awaits_is_a_finding() -> None:
+    """A heartbeat that dies of a lock, or a thread, leaves a log line in production."""
+
+    async def beats(me: Actor) -> None:
+        async def heartbeat() -> None:
+            await asyncio.sleep(0.01)
+            raise TimeoutError("the heartbeat met a lock")
+
+        beating = asyncio.create_task(heartbeat())
+        await asyncio.sleep(0.1)
+        assert beating.done()
+
+    async def delegates(me: Actor) -> None:
+        asyncio.get_running_loop().run_in_executor(None, int, "no number")
+
+    async def calls(me: Actor) -> None:
+        asyncio.get_running_loop().call_soon(int, "no number")
+        await asyncio.sleep(0.1)
+
+    async def tidies(me: Actor) -> None:
+        """Await what fails, and cancel what is left."""
+        left = asyncio.create_task(asyncio.sleep(DAY))
+        failing = asyncio.create_task(asyncio.to_thread(int, "no number"))
+        await asyncio.gather(failing, return_exceptions=True)
+        assert not left.done()
+
+    found = {}
+    for actor in (beats, delegates, calls, tidies):
+        race = Scenario(name="unheard", text="nobody awaits it", actors={"a": actor}, heals=False)
+        verdict = run_one(load("minimal"), race).verdict
+        assert verdict is not None
+        found[actor.__name__] = [violation.story for violation in verdict.violations]
+
+    number = "a met ValueError: invalid literal for int() with base 10: 'no number'"
+    assert found == {
+        "beats": ["a met TimeoutError: the heartbeat met a lock"],
+        "delegates": [number],
+        "calls": [number],
+        "tidies": [],
+    }
+
+
+def test_a_coroutine_that_is_cancelled_or_exits_is_an_error_of_its_actor() -> None:
+    async def cancelled(me: Actor) -> None:
+        raise asyncio.CancelledError
+
+    async def exits(me: Actor) -> None:
+        await asyncio.to_thread(sys.exit, 0)
+
+    for actor, word in ((cancelled, "CancelledError"), (exits, "SystemExit")):
+        race = Scenario(name="leave", text="it leaves", actors={"a": actor}, heals=False)
+        verdict = run_one(load("minimal"), race).verdict
+
+        assert verdict is not None
+        assert [violation.promise for violation in verdict.violations] == ["error"]
+        assert f"a met {word}" in verdict.violations[0].story
+
+
+def test_a_process_can_die_between_the_commit_of_its_thread_and_its_hearing_of_it() -> None:
+    async def claim_and_ack(me: Actor) -> None:
+        await work(me)
+
+    race = replace(
+        scenario(Faults(crashes=1)), actors={"w1": claim_and_ack}, jobs=scenario().jobs[:1]
+    )
+
+    def ends(scheduler: Dfs) -> set[str]:
+        found = set()
+        with Stage(load("minimal"), replace(race, heals=False)) as stage:
+            while (outcome := stage.play(scheduler)) is not None:
+                if outcome.verdict is not None:
+                    rows = stage.database.execute("SELECT state FROM job").fetchall()
+                    last = [r["type"] for f, r in stage.runtime.events if f.startswith("history")]
+                    found.add(
+                        str((rows, last[-1], any(label == "A" for _, label in outcome.choices)))
+                    )
+        return found
+
+    whole = ends(Dfs(0, prunes=False, reduces=False))
+
+    assert ends(Dfs(0)) == whole
+    assert {"([('leased',)], 'invoke', True)", "([('succeeded',)], 'invoke', True)"} <= whole

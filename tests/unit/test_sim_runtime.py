@@ -1,13 +1,15 @@
 """The runtime of the simulator on actors without a database: choices, time, faults, schedulers."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import combinations, pairwise
 from math import comb
 
 import pytest
 
-from killproof_chaos.sim.runtime import START_NS, WALL_MS, Faults, Runtime, Scheduler
+from killproof_chaos.sim.runtime import ENDED, ENDS, START_NS, WALL_MS, Faults, Runtime, Scheduler
 from killproof_chaos.sim.schedulers import (
     Choices,
     Dfs,
@@ -202,6 +204,166 @@ def test_a_crashed_actor_does_nothing_more_whatever_its_clean_up_code_tries() ->
     assert set(crashed) == {"b", "ab", "ba"}
     assert not any("f" in log for log in crashed)
     assert "afb" in found
+
+
+def test_the_dead_tell_nobody_anything_and_start_nothing() -> None:
+    """Clean-up code of a crashed process wakes its peers, and hands work to a thread."""
+
+    def actors(runtime: Runtime, log: Log) -> list[Callable[[], None]]:
+        def untidy(*last_words: Callable[[], object]) -> Callable[[], None]:
+            def run() -> None:
+                try:
+                    runtime.point()
+                    runtime.point()
+                finally:
+                    for word in last_words:
+                        with suppress(Exception):
+                            word()
+
+            return run
+
+        def waiter() -> None:
+            log.append("woken" if runtime.wait(10**9, signal="ready") else "late")
+
+        def thread() -> None:
+            log.append("thread")
+
+        waiting = runtime.roots[0]
+        return [
+            waiter,
+            untidy(
+                lambda: runtime.notify("ready"),
+                lambda: runtime.wake(waiting),
+                lambda: runtime.spawn(thread),
+            ),
+        ]
+
+    runs = list(play(new_runtime(Faults(crashes=1)), actors, Dfs(0, prunes=False, reduces=False)))
+
+    crashed = [log for log, choices, _ in runs if any(label == "B" for _, label in choices)]
+    assert crashed
+    assert set(crashed) == {"late"}
+    assert any("woken" in log and "thread" in log for log, _, _ in runs)
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), asyncio.CancelledError(), StopIteration()])
+def test_whatever_an_actor_lets_pass_ends_its_process_and_never_ours(error: BaseException) -> None:
+    def actors(runtime: Runtime, log: Log) -> list[Callable[[], None]]:
+        def leaver() -> None:
+            runtime.point()
+            raise error
+
+        def other() -> None:
+            runtime.point()
+            log.append("b")
+
+        return [leaver, other]
+
+    runtime = new_runtime()
+    ((log, _, stopped),) = play(runtime, actors, Replay())
+
+    assert (log, stopped) == ("b", "")
+    assert [text.partition(":")[0] for _, text in runtime.errors] == [type(error).__name__]
+
+
+def test_a_crash_of_a_process_can_follow_each_deed_of_its_threads() -> None:
+    """What a thread has put on record or told others is a deed of the process that may die."""
+
+    def actors(runtime: Runtime, log: Log) -> list[Callable[[], None]]:
+        def parent() -> None:
+            def thread() -> None:
+                for number in range(2):
+                    runtime.point()
+                    runtime.record("effects/1.jsonl", {"what": "effect", "number": number}, ENDS)
+                    log.append(str(number))
+
+            runtime.spawn(thread)
+            runtime.sleep(1)
+
+        return [parent]
+
+    def ends(scheduler: Dfs) -> set[str]:
+        return {log for log, _, _ in play(new_runtime(Faults(crashes=1), 1), actors, scheduler)}
+
+    assert ends(Dfs(0)) == ends(Dfs(0, prunes=False, reduces=False)) == {"", "0", "01"}
+
+
+def test_what_threads_tell_each_other_in_memory_is_searched_whole() -> None:
+    """A lost update between two threads of a process, and between actors that say they share."""
+
+    def update(runtime: Runtime, log: Log) -> Callable[[], None]:
+        def run() -> None:
+            count = len(log)
+            runtime.point()
+            log[:] = ["x"] * (count + 1)
+            runtime.point()
+
+        return run
+
+    def threads(runtime: Runtime, log: Log) -> list[Callable[[], None]]:
+        def parent() -> None:
+            for _ in range(2):
+                runtime.spawn(update(runtime, log))
+
+        return [parent]
+
+    def peers(runtime: Runtime, log: Log) -> list[Callable[[], None]]:
+        return [update(runtime, log), update(runtime, log)]
+
+    shared = Runtime(["one", "two"], jump_ns=10**9, faults=Faults(), shares_memory=True)
+    for runtime, actors in ((new_runtime(actors=1), threads), (shared, peers)):
+        whole = [log for log, _, _ in play(runtime, actors, Dfs(2, prunes=False, reduces=False))]
+        searched = [log for log, _, _ in play(runtime, actors, Dfs(2))]
+
+        assert sorted(searched) == sorted(whole)
+        assert set(whole) == {"x", "xx"}
+
+
+def test_a_switch_after_a_fault_in_a_transaction_is_another_than_one_before_it() -> None:
+    """The writer sees that its peer lives; the peer dies; a third looks before the writer is done.
+
+    The look is to come after the death and before the end of the transaction.
+    """
+
+    def actors(runtime: Runtime, log: Log) -> list[Callable[[], None]]:
+        def is_alive() -> str:
+            found = "d" if runtime.roots[1].state == ENDED else "a"
+            runtime.death_mark += 1
+            runtime.observe(found)
+            return found
+
+        def writer() -> None:
+            runtime.point()
+            runtime.life().inside = 0
+            for _ in range(2):
+                runtime.point()
+            found = is_alive()
+            runtime.point()
+            runtime.point()
+            runtime.life().inside = None
+            log.append(f"writer {found},")
+
+        def peer() -> None:
+            runtime.wait(10**9)
+
+        def third() -> None:
+            log.append(f"third {is_alive()},")
+
+        return [writer, peer, third]
+
+    def ends(scheduler: Dfs) -> set[str]:
+        runtime = new_runtime(Faults(crashes=1), 3)
+        return {log for log, _, _ in play(runtime, actors, scheduler)}
+
+    whole = ends(Dfs(2, prunes=False, reduces=False))
+
+    assert "third d,writer a," in whole
+    assert ends(Dfs(2, prunes=False)) == whole
+
+
+def test_more_actors_than_letters_are_refused() -> None:
+    with pytest.raises(ValueError, match="26 actors: a scenario has 25 at most"):
+        Runtime([str(number) for number in range(26)], jump_ns=1, faults=Faults())
 
 
 def test_a_lost_wake_up_leaves_a_sleeper_that_has_no_time_limit_for_ever() -> None:

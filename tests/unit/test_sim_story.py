@@ -245,6 +245,37 @@ def test_two_workers_that_do_the_same_thing_to_their_own_memory_are_checked_toge
         run(passes=1)
 
 
+def test_a_crash_between_two_changes_of_a_handler_s_own_memory_is_played() -> None:
+    """And `always` is asked whoever has died: the last actor, here, and in another case waits."""
+    bank = {"debit": 0, "credit": 0}
+
+    def empty() -> None:
+        bank.update(debit=0, credit=0)
+
+    def transfers(me: Actor) -> None:
+        if lease := me.claim():
+            with me.handling(lease):
+                me.point()
+                bank["debit"] += 1
+                me.point()
+                bank["credit"] += 1
+                me.point()
+            me.ack(lease)
+
+    def waits(me: Actor) -> None:
+        bank["debit"] += 1
+        me.wait_for("never")
+
+    def nothing_is_half_done() -> None:
+        assert bank["debit"] == bank["credit"], f"half a transfer: {bank}"
+
+    with pytest.raises(AssertionError, match="always met AssertionError: half a transfer"):
+        check([transfers], crashes=1, bound=0, before=empty, always=nothing_is_half_done)
+    with pytest.raises(AssertionError, match="always met AssertionError: half a transfer"):
+        check([waits], bound=0, before=empty, always=nothing_is_half_done)
+    assert check([transfers], bound=0, before=empty, always=nothing_is_half_done).exhausted
+
+
 def works(me: Actor) -> None:
     me.work()
 
