@@ -8,16 +8,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from killproof_chaos.report_markdown import plain, table
+from killproof_chaos.report_sim import LIMITS
 from killproof_evidence.store import Store
 
 Record = Mapping[str, Any]
 
+#: Beyond what no run shows, what this sweep does not.
 NOT_SHOWN: Final = (
-    "Anything beyond the bounds: a third preemption, a second crash, more actors, other calls. "
-    "Bugs of real queues need one or two preemptions as a rule; nothing here proves that.",
-    "Races inside one SQL statement or inside SQLite itself.",
-    "The kernel's part. The turnstile lets everybody in, the death lock is a variable and no sync "
-    "is waited for: `chaos run`, `chaos crash` and `chaos disk` judge those.",
+    *LIMITS,
     "Prefixes that end at a state known before, with at least the budget that is left: they are "
     "cut off, because what follows was explored from there. A state is compared by a hash of 64 "
     "bits.",

@@ -20,11 +20,14 @@ from killproof_evidence.store import Store
 SIGNS: Final = {"pass": "»", "crash": "✗", "clock": "±", "lost": "∅"}
 #: What no run of this engine shows, whatever it found.
 LIMITS: Final = (
-    "A schedule beyond the bound: more preemptions, more crashes, more actors, other scenarios.",
+    "A schedule beyond the bound: more preemptions, more crashes, more actors, other scenarios. "
+    "Bugs of real queues need one or two preemptions as a rule; nothing here proves that.",
     "A race inside one SQL statement or inside SQLite. Between two statements of one process "
     "everything may happen; within one, nothing does.",
     "The kernel's part: the turnstile lets everybody in, the death lock is a variable, and no sync "
     "is waited for. The engines proc, crash and disk run on the real ones.",
+    "Time in small pieces: none passes while anybody can run, but for the pass of a whole lease at "
+    "once. A timer that is shorter fires when all others wait, or when all leases run out.",
     "A lock that does not come in time: where SQLite would wait for one it waits as long as it "
     "takes, whatever patience the queue asks for; and the lock that a caller keeps who leaves rows "
     "of a RETURNING unread.",

@@ -1,8 +1,9 @@
 """A campaign: many scenarios on one target, the smallest bounds first, and one verdict.
 
 Every scenario is explored at bound 0, then every one at bound 1, and so on, so that a budget that
-ends early has seen all scenarios a little rather than one of them wholly. What time a small one
-does not need, the others get. A scenario ends at its first violation, which is shrunk.
+ends early has seen all scenarios a little rather than one of them wholly. The scenarios of a bound
+share all the time that is left; what a small one does not need, the others get. A scenario ends at
+its first violation, which is shrunk.
 
 The verdict is over what was explored, and says how far that was: a pass means every schedule up to
 the bound that all scenarios have exhausted, which a budget that ends early makes a smaller one. A
@@ -434,8 +435,11 @@ class _Plan:
         free = [at for at, (name, _) in enumerate(self._todo) if name not in self._busy]
         if is_dfs and not free:
             return None
-        share = left * min(options.jobs, len(self._todo)) / len(self._todo)
-        name, number = self._todo.pop(free[0] if is_dfs else 0)
+        at = free[0] if is_dfs else 0
+        # The time that is left belongs to the lowest bound: a pass is worth what all have reached.
+        sharing = [pair for pair in self._todo if not is_dfs or pair[1] == self._todo[at][1]]
+        share = left * min(options.jobs, len(sharing)) / len(sharing)
+        name, number = self._todo.pop(at)
         self._busy.append(name)
         # A bound that was not exhausted in its time is tried again before a higher one.
         exhausted = self._rows[name].bound
