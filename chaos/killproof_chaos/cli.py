@@ -117,13 +117,21 @@ def check(
     ending = Ending(unknown=unknown, junit=junit, as_json=as_json)
     crash_command.refuse(store)
     place = Store(store)
-    if place.read_run().get("engine") == "disk":
+    engine = place.read_run().get("engine")
+    if engine == "disk":
         disk_command.check(place, ending)
-    if place.read_run().get("engine") == "model":
+    elif engine == "model":
         model_command.check(place, ending)
-    if place.read_run().get("engine") == "sim":
+    elif engine == "sim":
         sim_command.check(place, ending)
-    _judge(place, ending)
+    elif engine == "proc":
+        _judge(place, ending)
+    else:
+        # Judged as another engine's, what is missing would be a violation, or nothing at all.
+        raise ValueError(
+            f"the run.json of {str(store)!r} names the engine {engine!r}: "
+            "give the folder of a run of proc, crash, disk, sim or model"
+        )
 
 
 @app.command()

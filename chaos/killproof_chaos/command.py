@@ -141,6 +141,14 @@ def harness() -> Iterator[None]:
             file=sys.stderr,
         )
         raise typer.Exit(EXIT_FAILED) from None
+    except SystemExit as error:
+        # Of the target's code: our own ends are `typer.Exit`. Its code must not pass for a verdict.
+        print(
+            f"killproof: the target's code ended the harness (SystemExit: {error.code}), "
+            "which says nothing of the queue: take the exit out of it",
+            file=sys.stderr,
+        )
+        raise typer.Exit(EXIT_FAILED) from None
     except KeyboardInterrupt:  # Later on the engine itself ends early, and tells what it has.
         print("killproof: interrupted before anything was judged: unknown", file=sys.stderr)
         raise typer.Exit(EXIT_OF["unknown"]) from None

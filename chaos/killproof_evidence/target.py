@@ -235,8 +235,9 @@ def _from_file(path: Path) -> Any:
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
-        # The user's file: whatever is wrong with it is for the user to read, in one line.
+    except (Exception, SystemExit) as error:
+        # The user's file: whatever is wrong with it is for the user to read, in one line.  Also an
+        # exit, which would else be the harness's own, and its code a verdict.
         raise TargetNotFound(
             f"target file {str(path)!r} cannot be loaded: {type(error).__name__}: {error}"
         ) from None
@@ -249,7 +250,7 @@ def _from_module(name: str) -> Any:
     module, _, attribute = name.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise TargetNotFound(
             f"target {name!r} cannot be loaded: {type(error).__name__}: {error}; use "
             "package.module:attribute"

@@ -350,6 +350,7 @@ def main() -> None:
     die_with_parent(int(parent))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # What a target prints must not stand between the answers.
     lane = Lane(name, Path(templates), Path(place))
     for line in iter(sys.stdin.buffer.readline, b""):
         answers.write(json.dumps(lane.answer(json.loads(line))).encode() + b"\n")

@@ -12,16 +12,14 @@ reap that was answered too early takes nothing that counts: after a cut every le
 
 import os
 import random
-import shutil
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from killproof_chaos import targets
+from killproof_chaos import memory, targets
 from killproof_chaos.engines import disk_verdict, disk_words
 from killproof_chaos.engines.crew import EngineFailed
 from killproof_chaos.engines.disk_check import ROOM_BYTES_MIN, read_told
@@ -36,7 +34,6 @@ from killproof_chaos.stores import run_record
 from killproof_evidence.store import Store, write_json
 from killproof_evidence.target import Target
 
-RAM: Final = Path("/dev/shm")
 #: Of the largest copy: the files, the log that recovery writes, the shared memory, and as much.
 ROOM_SIZES: Final = 6
 #: Points are checked in rounds, each spread over the whole run: (first, stride).
@@ -55,17 +52,19 @@ def run(options: Options, store: Store, show: Show) -> dict[str, Any]:
     """
     target = targets.load(options.target)
     started = time.time()
+    unrecorded = ""
     show(Turn(phase="record"))
     try:
         recording = record(options.target, target, store, seed=options.seed, jobs=options.jobs)
     except ShimUnavailable as error:
-        verdict = disk_verdict.without_images(options, target, store, str(error))
+        unrecorded = str(error)
     except KeyboardInterrupt:
-        reason = "stopped by a signal while the run was being recorded"
-        verdict = disk_verdict.without_images(options, target, store, reason)
+        unrecorded = "stopped by a signal while the run was being recorded"
+    if unrecorded:
+        verdict = disk_verdict.without_images(options, target, store, unrecorded)
     else:
         verdict = judged(options, target, recording, store, show)
-    return _written(store, options, target, verdict, started)
+    return _written(store, options, target, verdict, started, unrecorded)
 
 
 def again(store: Store, show: Show) -> dict[str, Any]:
@@ -75,10 +74,16 @@ def again(store: Store, show: Show) -> dict[str, Any]:
         StoreError: the store holds no recording; definite.
         EngineFailed: the harness could not do its part, which says nothing of the queue.
     """
-    saved = store.read_run()["options"]
+    run_ = store.read_run()
+    saved = run_["options"]
     policies = tuple(Policy(word) for word in saved["policies"])
     options = Options(**{**saved, "policies": policies})
-    verdict = judged(options, targets.load(options.target), load(store), store, show)
+    target = targets.load(options.target)
+    # What an interrupted recording left may look whole: that it was cut short only the run knew.
+    if reason := run_.get("unrecorded"):
+        verdict = disk_verdict.without_images(options, target, store, reason)
+    else:
+        verdict = judged(options, target, load(store), store, show)
     write_json(store.verdict, verdict)
     return verdict
 
@@ -222,23 +227,19 @@ def in_rounds(points: Sequence[tuple[World, int]]) -> list[tuple[World, int]]:
     return [point for first, stride in ROUNDS for point in points[first::stride]]
 
 
-@contextmanager
-def _images_folder(store: Store, size: int) -> Iterator[Path]:
+def _images_folder(store: Store, size: int) -> AbstractContextManager[Path]:
     """Give a folder in RAM, where there is enough: an image is looked at once and overwritten."""
-    in_ram = RAM.is_dir() and os.access(RAM, os.W_OK)
-    if in_ram:
-        status = os.statvfs(RAM)
-        needed = ROOM_BYTES_MIN + ROOM_SIZES * size * len(os.sched_getaffinity(0))
-        in_ram = status.f_bavail * status.f_frsize > needed
-    folder = Path(tempfile.mkdtemp(prefix="killproof-", dir=RAM if in_ram else store.path))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    needed = ROOM_BYTES_MIN + ROOM_SIZES * size * len(os.sched_getaffinity(0))
+    return memory.lent("disk", bytes_min=needed, otherwise=store.path)
 
 
 def _written(
-    store: Store, options: Options, target: Target, verdict: dict[str, Any], started: float
+    store: Store,
+    options: Options,
+    target: Target,
+    verdict: dict[str, Any],
+    started: float,
+    unrecorded: str,
 ) -> dict[str, Any]:
     """Write run.json, contract.toml and verdict.json; return the verdict."""
     store.write_contract(target.contract)
@@ -250,7 +251,7 @@ def _written(
         started=started,
         problems=verdict["unknown_because"],
     )
-    run["options"] = asdict(options)
+    run |= {"options": asdict(options), "unrecorded": unrecorded}
     store.write_run(run | {name: verdict[name] for name in ("environment", "counts")})
     write_json(store.verdict, verdict)
     return verdict

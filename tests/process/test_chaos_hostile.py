@@ -1,0 +1,72 @@
+"""A target's code may do anything; none of it becomes a verdict of the harness."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FAILED = 3
+USAGE = 64
+HEALTHY = """
+from killproof_chaos.targets.minimal_adapter import MinimalTarget
+from killproof_chaos.targets.minimal_queue import MinimalQueue
+
+
+class Target(MinimalTarget):
+    def prepare(self, place):
+        {prepare}
+        super().prepare(place)
+
+
+target = Target("minimal", MinimalQueue)
+"""
+
+
+def chaos(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "killproof", "chaos", *words],
+        cwd=place,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.mark.parametrize("code", ["0", "1", "'bye'"])
+def test_a_target_that_exits_at_its_import_is_refused(place: Path, code: str) -> None:
+    (place / "exits.py").write_text(f"import sys\nsys.exit({code})\n")
+    done = chaos(place, "model", "--target", "exits.py")
+
+    assert done.returncode == USAGE
+    assert "target file 'exits.py' cannot be loaded: SystemExit" in done.stderr
+
+
+def test_a_target_that_exits_in_the_middle_of_a_run_is_no_pass(place: Path) -> None:
+    (place / "exits.py").write_text(HEALTHY.format(prepare="raise SystemExit(0)"))
+    done = chaos(place, "run", "--target", "exits.py", "--seconds", "1", "--store", "run")
+
+    assert done.returncode == FAILED
+    assert "the target's code ended the harness" in done.stderr
+
+
+def test_what_a_target_prints_does_not_stand_between_the_answers(place: Path) -> None:
+    (place / "prints.py").write_text(HEALTHY.format(prepare="print('noise')"))
+    done = chaos(
+        place, "crash", "--target", "prints.py", "--operation", "enqueue", "--no-errors",
+        "--store", "run",
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("engine", [None, "prok", ["proc"]])
+def test_a_store_of_no_known_engine_is_refused(place: Path, engine: object) -> None:
+    (place / "run").mkdir()
+    record = {"target": "minimal"} | ({} if engine is None else {"engine": engine})
+    (place / "run/run.json").write_text(json.dumps(record))
+    done = chaos(place, "check", "run")
+
+    assert done.returncode == USAGE
+    assert f"names the engine {engine!r}" in done.stderr
