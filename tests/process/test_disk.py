@@ -13,15 +13,18 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from conftest import folder_on_disk
 from killproof_chaos import disk_command, targets
+from killproof_chaos.cli import app
 from killproof_chaos.engines import disk
 from killproof_chaos.engines.disk_model import Policy
 from killproof_chaos.engines.disk_record import Recording, record
@@ -63,6 +66,14 @@ def cut(place: Path, *arguments: str, **environment: str) -> "subprocess.Complet
         text=True,
         timeout=SECONDS_MAX,
     )
+
+
+def wait_until(reached: Callable[[], bool]) -> None:
+    """Wait until something is reached, for as long as the slowest machine may take."""
+    deadline = time.monotonic() + SECONDS_MAX
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def verdict_of(done: "subprocess.CompletedProcess[str]", code: int) -> dict[str, Any]:
@@ -202,6 +213,28 @@ def test_ctrl_c_leaves_a_verdict_on_what_had_been_seen(place: Path) -> None:
     assert "stopped by a signal after" in verdict["unknown_because"][0]
     assert verdict["properties"]["P1"]["verdict"] == "pass"
     assert "Traceback" not in rest
+
+
+@pytest.mark.usefixtures("compiled")
+def test_a_recording_that_was_cut_short_stays_unknown_when_it_is_judged_again(place: Path) -> None:
+    """The signal comes with the first record; of so many jobs it leaves most undone."""
+    argv = [*COMMAND, "disk", "--store", "run", "--json", "--target", "minimal", "--jobs", "5000"]
+    log = place / "run" / "disk.log"
+    with subprocess.Popen(
+        argv, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    ) as process:  # fmt: skip
+        wait_until(lambda: log.exists() and log.stat().st_size > 0)
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=SECONDS_MAX)
+    assert process.returncode == 2
+
+    again = CliRunner().invoke(app, ["check", str(place / "run"), "--json"])
+
+    assert again.exit_code == 2
+    reasons = json.loads(again.stdout)["unknown_because"]
+    assert reasons == json.loads(out)["unknown_because"]
+    assert "while the run was being recorded" in reasons[0]
 
 
 @dataclass(frozen=True)
