@@ -198,7 +198,7 @@ def test_a_queue_that_fails_where_a_harness_may_not_look_is_no_pass(
 
 
 def test_ctrl_c_leaves_a_store_and_the_truth(place: Path) -> None:
-    words = ("--target", "minimal", "--store", "run", "--no-errors")
+    words = ("--target", "minimal", "--operation", "claim", "--operation", "ack", "--store", "run")
     with subprocess.Popen(
         [sys.executable, "-m", "killproof", "chaos", "crash", *words],
         cwd=place,
