@@ -29,6 +29,7 @@ from killproof_chaos.engines import disk
 from killproof_chaos.engines.disk_model import Policy
 from killproof_chaos.engines.disk_record import Recording, record
 from killproof_chaos.engines.disk_verdict import Options
+from killproof_chaos.memory import MEMORY, PREFIX
 from killproof_chaos.shim.build import ShimUnavailable, build
 from killproof_chaos.shim.calls import SYNCS, File, Kind
 from killproof_chaos.shim.log import Begin, End, Note
@@ -74,6 +75,18 @@ def wait_until(reached: Callable[[], bool]) -> None:
     while not reached():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in ("Z", "X")
 
 
 def verdict_of(done: "subprocess.CompletedProcess[str]", code: int) -> dict[str, Any]:
@@ -235,6 +248,28 @@ def test_a_recording_that_was_cut_short_stays_unknown_when_it_is_judged_again(pl
     reasons = json.loads(again.stdout)["unknown_because"]
     assert reasons == json.loads(out)["unknown_because"]
     assert "while the run was being recorded" in reasons[0]
+
+
+@pytest.mark.usefixtures("compiled")
+def test_who_checks_images_dies_with_the_command_that_is_killed(place: Path) -> None:
+    argv = [*COMMAND, "disk", "--store", "run", *SMALL[2:], "--points", "all"]
+    with subprocess.Popen(
+        argv, cwd=place, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as process:  # fmt: skip
+        lent = f"{PREFIX}disk-{process.pid}-*"
+        wait_until(lambda: any([*MEMORY.glob(f"{lent}/*"), *place.glob(f"run/{lent}/*")]))
+        children = children_of(process.pid)
+        process.kill()
+
+    assert children
+    try:
+        wait_until(lambda: not any(map(is_running, children)))
+    finally:
+        for pid in filter(is_running, children):
+            os.kill(pid, signal.SIGKILL)
+        for folder in MEMORY.glob(lent):
+            shutil.rmtree(folder)
 
 
 @dataclass(frozen=True)

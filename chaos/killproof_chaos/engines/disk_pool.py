@@ -6,6 +6,7 @@ twice, and an image costs neither an interpreter nor an import.
 """
 
 import multiprocessing
+import os
 import random
 import signal
 import time
@@ -17,6 +18,7 @@ from typing import Final
 
 from killproof_chaos.engines.disk_check import Checker, Outcome, Told
 from killproof_chaos.engines.disk_model import Disk, Policy, Tape, World, digest
+from killproof_chaos.engines.warm import die_with_parent
 from killproof_evidence.target import Target
 
 #: Points handed out at once: few enough to end together, enough not to wait for the next.
@@ -82,7 +84,9 @@ def check_all(
         for number in range(min(cores, len(chunks))):
             ours, theirs = context.Pipe()
             process = context.Process(
-                target=_work, args=(theirs, work, work.folder / f"image-{number}"), daemon=True
+                target=_work,
+                args=(theirs, work, work.folder / f"image-{number}", os.getpid()),
+                daemon=True,
             )
             process.start()
             theirs.close()
@@ -122,8 +126,10 @@ def _received(connection: Connection, spent: dict[str, float]) -> list[Image]:
     return images
 
 
-def _work(channel: Connection, work: Work, place: Path) -> None:
+def _work(channel: Connection, work: Work, place: Path, parent: int) -> None:
     """Check chunks until there are no more."""
+    # A fork holds the parent's ends of its own pipe and its siblings': none of them sees an EOF.
+    die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends this one.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     checker = Checker(work.target, place, work.told, database=work.database)
