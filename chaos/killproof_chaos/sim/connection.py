@@ -49,7 +49,7 @@ _WORDS: Final = {
     "RELEASE": SAVEPOINT,
     "PRAGMA": PRAGMA,
 }
-_kinds: dict[str, int] = {}
+_kinds: dict[str, int] = {}  #: of the statements that were met
 #: What may stand before the first word of a statement.
 _BEFORE: Final = re.compile(r"(?:[\s;]|--[^\n]*(?:\n|$)|/\*.*?\*/)*", re.DOTALL)
 #: A WITH that changes something; what only looks like it costs nothing.
@@ -197,8 +197,9 @@ class Connection(sqlite3.Connection):
 
     def execute(self, sql: str, parameters: Any = (), /) -> Cursor:
         """Execute through a cursor of ours."""
-        found: Cursor = self.cursor().execute(sql, parameters)
-        return found
+        cursor = sqlite3.Connection.cursor(self, Cursor)
+        self.take_step(cursor, sqlite3.Cursor.execute, sql, parameters)
+        return cursor
 
     def executemany(self, sql: str, parameters: Any, /) -> Cursor:
         """Execute through a cursor of ours."""
@@ -272,8 +273,12 @@ class Connection(sqlite3.Connection):
             Crashed: this process died while it waited, or right after a commit.
             sqlite3.Error: as SQLite says.
         """
-        runtime, kind = self.runtime, _kind(sql)
-        cursor.kept = None
+        runtime = self.runtime
+        kind = _kinds.get(sql)
+        if kind is None:
+            kind = _kinds[sql] = _kind(sql)
+        if cursor.kept is not None:
+            cursor.kept = None
         if runtime.quiet:
             run(cursor, sql, values)
             if kind == PRAGMA:
@@ -287,17 +292,17 @@ class Connection(sqlite3.Connection):
         if runtime.keeps_trace:
             runtime.note("statement", sql, _shown(values))
             cursor.event = runtime.trace[-1]
+        elif cursor.event is not None:
+            cursor.event = None  # A cursor may outlive a run, whose trace is done.
         was_inside, changes = self.in_transaction, self.total_changes
         self._run_patiently(cursor, run, sql, values)
-        cursor.shows_version = kind == PRAGMA and "data_version" in sql
-        runtime.observe(cursor.rowcount, cursor.lastrowid)
-        if cursor.description is not None:
-            self._opened(cursor, kind)
         told, self.told = self.told, 0
-        if told:
-            runtime.observe(told)
-        if runtime.keeps_trace and cursor.event is not None and cursor.event.answer is None:
-            cursor.event.answer = cursor.rowcount if kind == WRITE else None
+        runtime.observe(cursor.rowcount, cursor.lastrowid, told)
+        if cursor.description is not None:
+            cursor.shows_version = kind == PRAGMA and "data_version" in sql
+            self._opened(cursor, kind)
+        if kind == WRITE and cursor.event is not None:
+            cursor.event.answer = cursor.rowcount
         if wrote := self.total_changes != changes or kind == OTHER:
             self.written = hash((self.written, sql, _frozen(values), told))
         elif kind == SAVEPOINT and self.written:
@@ -331,7 +336,7 @@ class Connection(sqlite3.Connection):
             self.forget(cursor)
         if cursor.kept is None:  # Else it was noted when it was fetched.
             runtime.observe(_frozen(rows))
-        if runtime.keeps_trace and cursor.event is not None and rows is not None:
+        if cursor.event is not None and rows is not None:
             cursor.event.answer = rows
         return rows
 
@@ -470,14 +475,8 @@ class Connection(sqlite3.Connection):
         return drawn
 
 
-def _kind(sql: str) -> int:
-    kind = _kinds.get(sql)
-    if kind is None:
-        kind = _kinds[sql] = _kind_of(_BEFORE.sub("", sql, count=1).upper())
-    return kind
-
-
-def _kind_of(sql: str) -> int:
+def _kind(text: str) -> int:
+    sql = _BEFORE.sub("", text, count=1).upper()
     words = sql.replace(";", " ").replace("(", " ").split(None, 2)
     first = words[0] if words else ""
     if first == "BEGIN":
