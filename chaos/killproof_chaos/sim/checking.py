@@ -34,7 +34,6 @@ from killproof_chaos.workload import Job
 KIND: Final = "job"
 #: What every schedule shows, also of actors that do nothing: no error, and a sound file.
 IDLE: Final = frozenset({"P16"})
-SCHEDULES_MAX: Final = 100_000
 SECONDS: Final = 60.0
 
 
@@ -99,10 +98,9 @@ def check(
     # What handlers keep in memory is no part of a state, and what they do to it is no deed: the
     # scenario `shares_memory`, so nothing counts as equal and no choice is left out.
     scheduler = Dfs(bound)
-    budget = Budget(seconds=seconds, schedules=SCHEDULES_MAX)
-    found = explore(queue, scenario, scheduler, budget=budget)
+    found = explore(queue, scenario, scheduler, budget=Budget(seconds=seconds))
     if found.violations:
-        story = shrink(queue, scenario, found.violations[0], is_own_code=True).story
+        story = shrink(queue, scenario, found.violations[0]).story
         raise AssertionError(f"\n{story.text()}again: check(..., replay={story.schedule!r})")
     lack = _lack(found, partial=partial, asks=always is not None)
     if lack:

@@ -1,10 +1,11 @@
-"""Shrinking: from a schedule that breaks a promise to the smallest that breaks the same one.
+"""Shrinking: from a schedule that breaks a promise to a small one that breaks the same.
 
 An error that nobody expected is the same only if the same actor meets an exception of the same
 type: what is left out must not make another error that takes its place.
 
 A smaller scenario is not played with the old choices, which mean something else there: it is
-explored anew, the fewest deviations first, so what is found in it is the least that it needs.
+explored anew, the fewest deviations first, so what is found in it is the least that it needs, up
+to a limit of schedules: nothing here proves that there is no smaller one.
 An actor, a job or a fault is left out for good as soon as the promise still breaks without it.
 What remains is smoothed: choices are dropped or moved where that makes the story shorter.
 
@@ -59,30 +60,29 @@ def shrink(
     outcome: Outcome,
     *,
     name: str | None = None,
-    is_own_code: bool = False,
 ) -> Shrunk:
     """Reduce a violating schedule.
+
+    Of actors that share memory only faults are left out: they may do together what none does alone.
 
     Args:
         target: the queue.
         scenario: in which the schedule was found.
         outcome: the schedule; its verdict is violated.
         name: of the target in the token; None: its own.
-        is_own_code: the actors are a user's own: they may share what no state shows, and what they
-            promise may be a thing of all of them, so none is left out.
     """
-    search = _Search(target, *_main_of(outcome), prunes=not is_own_code)
+    search = _Search(target, *_main_of(outcome))
     bound = min(BOUND_MAX, sum(not is_fault(label) for _, label in outcome.choices))
     best, choices = _spent(scenario, outcome.choices), outcome.choices
-    smaller = iter(_smaller(best, only_faults=is_own_code))
+    smaller = iter(_smaller(best, only_faults=scenario.shares_memory))
     while (candidate := next(smaller, None)) is not None:
         found = search.first(candidate, bound)
         if found is not None:
             best, choices = _spent(candidate, found), found
-            smaller = iter(_smaller(best, only_faults=is_own_code))
+            smaller = iter(_smaller(best, only_faults=scenario.shares_memory))
     with Stage(target, best) as stage:
         choices = search.smooth(stage, choices)
-    best = best if is_own_code else search.curtail(best, choices)
+    best = best if scenario.shares_memory else search.curtail(best, choices)
     with Stage(target, best) as stage:
         performed = perform(stage, Replay(choices))
         assert performed is not None, "one schedule can be replayed"
@@ -154,14 +154,14 @@ def _spent(scenario: Scenario, choices: Choices) -> Scenario:
 class _Search:
     """Looks for schedules that break one promise, and counts what that takes."""
 
-    def __init__(self, target: Any, promise: str, error: str, *, prunes: bool) -> None:
-        self._target, self.promise, self._error, self._prunes = target, promise, error, prunes
+    def __init__(self, target: Any, promise: str, error: str) -> None:
+        self._target, self.promise, self._error = target, promise, error
         self.plays = 0
 
     def first(self, scenario: Scenario, bound: int) -> Choices | None:
         """Return the schedule of this scenario with the fewest deviations; None: none is found."""
         with Stage(self._target, scenario) as stage:
-            scheduler = Dfs(bound, prunes=self._prunes)
+            scheduler = Dfs(bound)
             for _ in range(SCHEDULES_MAX):
                 self.plays += 1
                 outcome = stage.play(scheduler)
@@ -209,7 +209,7 @@ class _Search:
         assert size is not None, "the same choices give the same run"
         best = choices
         bound = sum(not is_fault(label) for _, label in choices)
-        scheduler, told, level = Dfs(bound, prunes=self._prunes), 0, None
+        scheduler, told, level = Dfs(bound), 0, None
         for _ in range(SCHEDULES_MAX):
             self.plays += 1
             outcome = stage.play(scheduler)
