@@ -4,6 +4,10 @@ Goal: a guard that nothing misses would be decoration. Method: a text of the cop
 process of its own explores the shipped scenario that needs the guard, the smallest bound first, and
 shrinks what it finds. Where two tests of a statement say the same in different words (the owner of
 a job is NULL unless its state is leased, for one), both are the guard, and both go.
+
+No schedule can miss what the same transaction asks twice: the state in CANCEL, which has just been
+read, and all of IS_CURRENT, for the ack at the end of the block asks again. That a stale lease does
+not even enter the block is shown by `tests/stateful/test_model_and_queue.py`.
 """
 
 import json

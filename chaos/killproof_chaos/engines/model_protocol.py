@@ -496,7 +496,12 @@ def suspect(rules: Rules, state: State) -> Iterator[Move]:
 
 
 def reap(rules: Rules, state: State) -> Iterator[Move]:
-    """Take a lost lease back, if what is believed is still so; it used up an attempt."""
+    """Take a lost lease back, if what is believed is still so; it used up an attempt.
+
+    A belief keeps the fence and no moment. A lease that was prolonged meanwhile, and is over again,
+    is taken back here, and refused by a queue that repeats the old deadline: this is the weaker
+    rule, so what it keeps, that keeps too.
+    """
     if state.belief is None:
         return
     number, fence = state.belief
