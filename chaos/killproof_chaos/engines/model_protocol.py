@@ -500,7 +500,7 @@ def reap(rules: Rules, state: State) -> Iterator[Move]:
 
     A belief keeps the fence and no moment. A lease that was prolonged meanwhile, and is over again,
     is taken back here, and refused by a queue that repeats the old deadline: this is the weaker
-    rule, so what it keeps, that keeps too.
+    rule, so what never happens under it never happens under that.
     """
     if state.belief is None:
         return
