@@ -173,6 +173,78 @@ def test_a_queue_in_any_language_is_killed_in_each_process_of_its_worker(
         assert (verdict["verdict"], verdict["unknown_because"]) == ("pass", [])
 
 
+class AtFirstCall(Engine):
+    """Kills at the first call alone: after it a worker recovers that its command line starts."""
+
+    def _count(self, pool: Pool) -> None:
+        super()._count(pool)
+        for counted in self._counted.values():
+            counted.calls = counted.calls[:1]
+
+
+STRANGER = """
+from killproof_chaos.targets.minimal_adapter import MinimalTarget
+from killproof_chaos.targets.minimal_queue import MinimalQueue
+
+target = MinimalTarget("stranger", MinimalQueue)
+"""
+
+
+def test_a_worker_command_that_starts_on_no_file_says_nothing_of_the_queue(place: Path) -> None:
+    """The command names a target that is only here; nothing else is wrong with it."""
+    target = place / "stranger.py"
+    target.write_text(STRANGER)
+
+    verdict = AtFirstCall(
+        str(target), ["claim"], Store.create(place / "run"), no_show, errors=False, lanes=1
+    ).run()
+
+    assert verdict["verdict"] == "unknown"
+    assert verdict["properties"]["P17"]["witnesses"] == []
+    assert any(
+        "the command of a worker ended with status 1 on a sound file" in reason
+        and "target 'stranger' is unknown" in reason
+        for reason in verdict["unknown_because"]
+    )
+
+
+COMMAND_ONLY = """
+from killproof_chaos.targets import load
+
+control = load("minimal")
+
+
+class Target:
+    def __getattr__(self, name):
+        if name == "work":
+            raise AttributeError(name)
+        return getattr(control, name)
+
+    def worker_argv(self, place):
+        return ["/bin/sh", "-c", "echo no such queue >&2; exit 7"]
+
+
+target = Target()
+"""
+
+
+@pytest.mark.parametrize("engine", ["run", "disk"])
+def test_a_worker_command_that_does_not_start_ends_a_run_with_its_last_words(
+    place: Path, engine: str
+) -> None:
+    target = place / "command_only.py"
+    target.write_text(COMMAND_ONLY)
+
+    done = subprocess.run(
+        [sys.executable, "-m", "killproof", "chaos", engine, "--target", str(target)],
+        cwd=place, env=os.environ | {"NO_COLOR": "1"}, capture_output=True, text=True,
+        timeout=SECONDS_MAX,
+    )  # fmt: skip
+
+    assert done.returncode == 3
+    assert "'no such queue'; see" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("kind", "operation", "errors", "word", "text"),
     [

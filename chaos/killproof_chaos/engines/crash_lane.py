@@ -35,6 +35,7 @@ from killproof_chaos.engines.crash_process import last_words, start, stop, wait,
 from killproof_chaos.engines.crash_recover import RECOVERED, recover
 from killproof_chaos.engines.crash_scenarios import BY_NAME, Scenario
 from killproof_chaos.engines.crash_strike import Strike, Striker
+from killproof_chaos.engines.crash_trial import failed_by_itself, why_not_started
 from killproof_chaos.engines.crash_victim import AFTER, BEFORE, TOLD
 from killproof_chaos.engines.disk_client import database_name
 from killproof_chaos.engines.warm import FAILED, die_with_parent
@@ -66,6 +67,8 @@ class Lane:
         if str(self._environment["fs"]) in IN_MEMORY:
             os.environ["KILLPROOF_CHAOS_MEMORY"] = "1"
         self._striker = Striker(self._target, name, place)
+        self._sound = place / "sound"
+        self._trial: str | None = None  # Nobody has asked yet.
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Make a template or a point."""
@@ -210,9 +213,20 @@ class Lane:
             for row in crash_life.look(self._target, store.db)
             if row.state not in TERMINAL
         ]
-        if left:
+        if left and argv and failed_by_itself(ended) and (why := self._why_no_worker_starts()):
+            found["unsure"].append(why)
+        elif left:
             story = f"the worker that came after {words}, and job {', job '.join(left)}"
             found["broken"].append(["P17", story])
+
+    def _why_no_worker_starts(self) -> str:
+        """Return why the command of a worker does not even start on a sound file; empty: it does.
+
+        It is tried once, and only when one has failed: it costs the start of an interpreter.
+        """
+        if self._trial is None:
+            self._trial = why_not_started(self._target, Store.create(self._sound))
+        return self._trial
 
     def _compare(
         self, store: Store, request: dict[str, Any], found: dict[str, Any], strike: Strike

@@ -169,6 +169,11 @@ def last_words(folder: Path, *names: str) -> str:
     return "".join(texts)
 
 
+def last_line(text: str) -> str:
+    """Return the last line that says something; of a stack that is the error."""
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+
+
 def environment_of(store: Any) -> dict[str, str]:
     """Return what every process of a point finds in its environment."""
     return {"KILLPROOF_STORE": str(store.path), "KILLPROOF_EFFECTS": str(store.effects)}

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from killproof_chaos.engines import disk_client, roles
+from killproof_chaos.engines.crash_process import last_line, last_words
 from killproof_chaos.engines.crew import Crew, EngineFailed, Process
 from killproof_chaos.engines.disk_model import NOT_ON_DISK
 from killproof_chaos.phases import Board
@@ -338,7 +339,10 @@ class _Run:
             self._ended.add(process.base)
         elif process.status != 0 or not (process.told_stop_ns or process.role in ALONE):
             log = self.store.path / "logs" / f"{process.base}.log"
-            raise EngineFailed(f"{process.name} ended with wait status {process.status}: see {log}")
+            words = last_line(last_words(log.parent, log.name))
+            raise EngineFailed(
+                f"{process.name} ended with wait status {process.status} and {words!r}; see {log}"
+            )
 
     def _again(self, process: Process) -> None:
         rest = {"database": str(self._database)} if process.role == "checkpoint" else {}

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from killproof_chaos import coverage, targets
+from killproof_chaos.engines.crash_process import last_line, last_words
 from killproof_chaos.engines.crew import Crew, EngineFailed, Process
 from killproof_chaos.engines.finish import finish, prepare
 from killproof_chaos.engines.kernel import open_counts, wal_bytes
@@ -357,8 +358,12 @@ class Engine:
             self._deaths += 1
             self._problems.append(f"{process.name} ended with status {process.status}, unasked")
             if self._deaths > DEATHS_MAX:
-                logs = self._store.path / "logs" / f"{process.base}.log"
-                raise EngineFailed(f"processes end by themselves again and again; see {logs}")
+                log = self._store.path / "logs" / f"{process.base}.log"
+                words = last_line(last_words(log.parent, log.name))
+                raise EngineFailed(
+                    f"processes end by themselves again and again, {process.name} with "
+                    f"{words!r}; see {log}"
+                )
         if self._finishing or self._outage.is_on:
             return  # After an outage everybody is started anew.
         if process.role == "worker":
