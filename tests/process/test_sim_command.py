@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -70,6 +71,30 @@ def test_the_store_of_a_broken_promise_is_judged_again_from_its_records(
     assert (store / "verdict.json").read_bytes() == before
     assert (store / "audit.jsonl").stat().st_size > 0
     assert (store / "db" / "queue.db").stat().st_size > 0
+
+
+@pytest.mark.parametrize("lost", ["snapshot.jsonl", "history", "effects"])
+def test_records_that_the_store_has_lost_accuse_nobody(
+    broken: tuple[Path, Result], tmp_path: Path, lost: str
+) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(broken[0], store)
+    before = json.loads(chaos("check", str(store), "--json").stdout)["properties"]
+    if (store / lost).is_dir():
+        shutil.rmtree(store / lost)
+    else:
+        (store / lost).unlink()
+
+    again = json.loads(chaos("check", str(store), "--json").stdout)
+
+    violated = {name for name, one in before.items() if one["verdict"] == "violated"}
+    assert {
+        name for name, one in again["properties"].items() if one["verdict"] == "violated"
+    } <= violated
+    assert any(
+        lost in reason and "missing, and the run left" in reason
+        for reason in again["unknown_because"]
+    )
 
 
 def test_a_store_and_its_token_are_replayed_to_the_same_story(broken: tuple[Path, Result]) -> None:

@@ -166,5 +166,5 @@ def write_store(
         lines = (json.dumps(record, separators=(",", ":")) + "\n" for record in found)
         (store.path / name).write_text("".join(lines), encoding="utf-8")
     store.write_contract(contract)
-    store.write_run(run)
+    store.write_run(run | {"files": store.sizes()})
     return store

@@ -47,6 +47,7 @@ def conclude(campaign: Campaign, store: Store, started: float) -> dict[str, Any]
             "ended": time.time(),
             "interrupted": campaign.interrupted,
             "obligations": {},
+            "files": store.sizes(),  # What is lost later must not accuse the queue.
             "options": asdict(options),
             "environment": record["environment"],
         }
