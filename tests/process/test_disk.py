@@ -27,13 +27,13 @@ from killproof_chaos import disk_command, targets
 from killproof_chaos.cli import app
 from killproof_chaos.engines import disk
 from killproof_chaos.engines.disk_model import Policy
-from killproof_chaos.engines.disk_record import Recording, record
+from killproof_chaos.engines.disk_record import Recording, load, record
 from killproof_chaos.engines.disk_verdict import Options
 from killproof_chaos.memory import MEMORY, PREFIX
 from killproof_chaos.shim.build import ShimUnavailable, build
 from killproof_chaos.shim.calls import SYNCS, File, Kind
 from killproof_chaos.shim.log import Begin, End, Note
-from killproof_evidence.store import Store
+from killproof_evidence.store import Store, StoreError
 
 SECONDS_MAX = 90.0
 SMALL = ("--points", "40", "--jobs", "40", "--seed", "3")
@@ -182,6 +182,29 @@ def test_a_recorded_run_is_judged_again_from_its_log_alone(hasty: Run) -> None:
     assert verdict_of(again, 1)["properties"] == hasty.verdict["properties"]
 
 
+@pytest.mark.parametrize(
+    "lost", ["history", "notes", "phases.bin", "prepared.json", "copies/1", "contract.toml"]
+)
+def test_a_recording_that_has_lost_a_part_is_unknown_and_names_it(
+    hasty: Run, tmp_path: Path, lost: str
+) -> None:
+    store = tmp_path / "run"
+    shutil.copytree(hasty.place / "run", store)
+    run = json.loads((store / "run.json").read_text())
+    run["options"] |= {"points": 1, "policies": ["keep"]}
+    (store / "run.json").write_text(json.dumps(run))
+    if (store / lost).is_dir():
+        shutil.rmtree(store / lost)
+    else:
+        (store / lost).unlink()
+
+    again = CliRunner().invoke(app, ["check", str(store), "--json"])
+
+    assert again.exit_code == 2
+    reasons = json.loads(again.stdout)["unknown_because"]
+    assert any(reason.startswith(lost) and "missing" in reason for reason in reasons)
+
+
 def test_a_recorded_run_has_no_plan_and_says_how_it_is_repeated(hasty: Run) -> None:
     done = subprocess.run(
         [*COMMAND, "replay", "run"],
@@ -296,6 +319,24 @@ def _recorded(compiled: None, spot: Path) -> Recorded:
 
 def without(recording: Recording, spoiled: Any) -> Recording:
     return replace(recording, records=[r for r in recording.records if not spoiled(r)])
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("recording.json", "{}"), ("recording.json", '{"root": '), ("disk.log", None)],
+)
+def test_a_store_without_a_readable_recording_is_refused_by_name(
+    recorded: Recorded, tmp_path: Path, name: str, text: str | None
+) -> None:
+    store = tmp_path / "run"
+    shutil.copytree(recorded.store.path, store)
+    if text is None:
+        (store / name).unlink()
+    else:
+        (store / name).write_text(text)
+
+    with pytest.raises(StoreError, match=f"{re.escape(name)}.*run it anew"):
+        load(Store(store))
 
 
 def test_a_recording_that_is_whole_passes(recorded: Recorded) -> None:

@@ -14,8 +14,8 @@ import os
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import asdict
+from contextlib import AbstractContextManager, suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -83,9 +83,22 @@ def again(store: Store, show: Show) -> dict[str, Any]:
     if reason := run_.get("unrecorded"):
         verdict = disk_verdict.without_images(options, target, store, reason)
     else:
-        verdict = judged(options, target, load(store), store, show)
+        recording = load(store)
+        changed = _contract_changed(target, store)
+        recording = replace(recording, problems=[*recording.problems, *changed])
+        verdict = judged(options, target, recording, store, show)
     write_json(store.verdict, verdict)
     return verdict
+
+
+def _contract_changed(target: Target, store: Store) -> list[str]:
+    """Say whether the target promises something else than when the run was recorded."""
+    with suppress(OSError, ValueError):
+        if store.read_contract().dump() == target.contract.dump():
+            return []
+    return [
+        f"contract.toml is missing, broken, or not what {target.name} promises today: run it anew"
+    ]
 
 
 def judged(

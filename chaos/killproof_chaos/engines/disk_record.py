@@ -38,6 +38,10 @@ LOG: Final = "disk.log"
 NOTES: Final = "notes"
 COPIES: Final = "copies"  #: folder of what the disk held while nobody was alive
 INDEX: Final = "recording.json"
+#: Folders that people may look into and change: nothing is judged by them.
+FOR_PEOPLE: Final = frozenset({"db", "logs"})
+#: Of recording.json.
+PARTS: Final = frozenset({"root", "database", "kills", "names", "problems", "files"})
 PLAYERS: Final = 2
 WORKERS: Final = 3
 #: A run that takes longer is stuck.
@@ -141,21 +145,30 @@ def record(name: str, target: Target, store: Store, *, seed: int, jobs: int) -> 
         "kills": kills,
         "names": {str(pid): name for pid, name in run.names.items()},
         "problems": problems,
+        "files": _sizes(store),
     }
     write_json(store.path / INDEX, index)
     return load(store)
 
 
 def load(store: Store) -> Recording:
-    """Return the recording that a store holds.
+    """Return the recording that a store holds; what it has lost since is a problem of it.
 
     Raises:
-        StoreError: it holds none; definite.
+        StoreError: it holds none that can be read; definite.
     """
+    path = store.path / INDEX
     try:
-        saved = json.loads((store.path / INDEX).read_text(encoding="utf-8"))
+        saved = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise StoreError(f"store {str(store.path)!r} holds no recording: run it anew") from None
+    except ValueError as error:
+        raise StoreError(f"{path}: {error}: run it anew") from None
+    if not isinstance(saved, dict) or not saved.keys() >= PARTS:
+        raise StoreError(f"{path} lacks one of {', '.join(sorted(PARTS))}: run it anew")
+    if not (store.path / LOG).is_file() or not (store.path / COPIES).is_dir():
+        raise StoreError(f"store {str(store.path)!r} lacks {LOG} or {COPIES}: run it anew")
+    changed = _changed(saved["files"], _sizes(store))
     records = list(read_log(store.path / LOG))
     copies, doubts = _copies(store, records)
     kills = [Kill(**kill) for kill in saved["kills"]]
@@ -166,8 +179,36 @@ def load(store: Store) -> Recording:
         copies=copies,
         kills=kills,
         names={int(pid): name for pid, name in saved["names"].items()},
-        problems=[*saved["problems"], *doubts, *_doubts(records, saved["root"], len(kills))],
+        problems=[
+            *saved["problems"],
+            *changed,
+            *doubts,
+            *_doubts(records, saved["root"], len(kills)),
+        ],
     )
+
+
+def _sizes(store: Store) -> dict[str, int]:
+    """Return the size in bytes of every file of evidence, under its path in the store."""
+    files = {
+        path.relative_to(store.path): path for path in sorted(store.path.rglob("*"))
+        if path.is_file()
+    }  # fmt: skip
+    return {
+        name.as_posix(): path.stat().st_size
+        for name, path in files.items()
+        if name.parts[0] not in FOR_PEOPLE
+    }
+
+
+def _changed(left: Mapping[str, int], found: Mapping[str, int]) -> list[str]:
+    """Say which of the files that the run left are not there as it left them."""
+    return [
+        f"{name}: {f'{found[name]} bytes' if name in found else 'missing'}, and the run left "
+        f"{size} bytes"
+        for name, size in left.items()
+        if found.get(name) != size
+    ]
 
 
 @dataclass(slots=True, kw_only=True)
