@@ -197,14 +197,28 @@ def conclude(
     if ending.as_json:
         print(json.dumps(record))
     if ending.junit is not None:
-        ending.junit.write_bytes(summary.junit(record, told))
+        with _told_if_not_written("--junit", ending.junit), ending.junit.open("wb") as file:
+            file.write(summary.junit(record, told))
     if place := os.environ.get("GITHUB_STEP_SUMMARY"):
-        with open(place, "a", encoding="utf-8") as file:
-            file.write(summary.markdown(record, told))
+        with _told_if_not_written("GITHUB_STEP_SUMMARY", place), open(place, "ab") as file:
+            file.write(summary.markdown(record, told).encode())
     code = EXIT_OF[record["verdict"]]
     if code == EXIT_OF["unknown"] and ending.unknown is not None:
         code = 0 if ending.unknown is Unknown.PASS else 1
     raise typer.Exit(code)
+
+
+@contextmanager
+def _told_if_not_written(what: str, place: Path | str) -> Iterator[None]:
+    """Write a further form of the verdict; where that fails, the verdict and its exit code stay."""
+    try:
+        yield
+    except OSError as error:
+        print(
+            f"killproof: {what} {str(place)!r} could not be written ({error.strerror}): the "
+            "verdict above stands, and its exit code",
+            file=sys.stderr,
+        )
 
 
 class Turn(Protocol):

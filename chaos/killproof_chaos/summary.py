@@ -12,6 +12,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from killproof.wording import one_line
 from killproof_evidence.judge import PROPERTIES, Row
 
 #: A mark beside each word: the table must be readable without colour.
@@ -81,7 +82,7 @@ def counted(count: int, noun: str) -> str:
 
 def reasons(record: Mapping[str, Any]) -> list[str]:
     """Return why the verdict is unknown, one reason a line; empty when it is not."""
-    return [str(reason) for reason in record["unknown_because"]]
+    return [one_line(str(reason)) for reason in record["unknown_because"]]
 
 
 def stories(record: Mapping[str, Any]) -> list[str]:
@@ -89,7 +90,8 @@ def stories(record: Mapping[str, Any]) -> list[str]:
     found = []
     for name, finding in record["properties"].items():
         if finding["verdict"] == "violated" and finding["witnesses"]:
-            found.append(f"{name}: {finding['witnesses'][0]['story'][:STORY_CHARS_MAX]}")
+            story = one_line(finding["witnesses"][0]["story"])
+            found.append(f"{name}: {story[:STORY_CHARS_MAX]}")
     return found
 
 
@@ -168,11 +170,11 @@ def junit(record: Mapping[str, Any], rows: list[Row]) -> bytes:
             failures += 1
             found = [s for s in stories(record) if s.split(":")[0] in row.properties]
             ElementTree.SubElement(
-                case, "failure", message=row.detail or "violated"
+                case, "failure", message=one_line(row.detail) or "violated"
             ).text = "\n".join(found)
         elif row.verdict != "pass":
             skipped += 1
-            message = row.detail or row.verdict.replace("_", " ")
+            message = one_line(row.detail) or row.verdict.replace("_", " ")
             ElementTree.SubElement(case, "skipped", message=message)
     run = ElementTree.SubElement(suite, "testcase", classname=record["target"], name="the run")
     unexpected = record.get("errors")
@@ -181,7 +183,7 @@ def junit(record: Mapping[str, Any], rows: list[Row]) -> bytes:
         failures += 1
         ElementTree.SubElement(
             run, "failure", message="an error that nobody expected"
-        ).text = "\n".join(unexpected)
+        ).text = "\n".join(map(one_line, unexpected))
     errors = record["verdict"] == "unknown"
     if errors:
         # What was not hit is no pass: CI must see it beside the promises, not among the skipped.
@@ -211,7 +213,9 @@ def markdown(record: Mapping[str, Any], rows: list[Row]) -> str:
         lines.append(f"| {row.sentence} | {mark} {word} | {row.checked} | {row.names} |")
     lines += [""]
     lines += [f"- {story}" for story in stories(record)]
-    lines += [f"- an error that nobody expected: {text}" for text in record.get("errors") or ()]
+    lines += [
+        f"- an error that nobody expected: {one_line(text)}" for text in record.get("errors") or ()
+    ]
     lines += [f"- unknown because {reason}" for reason in reasons(record)]
     lines += ["", f"`{record['replay']}`", ""]
     return "\n".join(lines)

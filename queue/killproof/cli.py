@@ -88,7 +88,8 @@ def main() -> int:
     except Exception as error:  # A fault of ours: a line for the user, the trace for who asks.
         if os.environ.get("KILLPROOF_DEBUG"):
             raise
-        text = f"internal error: {type(error).__name__}: {error} (KILLPROOF_DEBUG=1 shows where)"
+        said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        text = f"internal error: {said} (KILLPROOF_DEBUG=1 shows where)"
         return _complain(text, EXIT_FAILED)
 
 
@@ -223,5 +224,7 @@ def _usage(error: Exception) -> str:
 
 
 def _complain(text: str, code: int) -> int:
-    print(f"killproof: {text}", file=sys.stderr)
+    from killproof.wording import one_line  # Here: what succeeds need not wait for it.
+
+    print(f"killproof: {one_line(text)}", file=sys.stderr)
     return code

@@ -14,6 +14,15 @@ def printable(text: str) -> str:
     )
 
 
+def one_line(text: str) -> str:
+    r"""Return text that moves no cursor and begins no line of its own.
+
+    >>> one_line("a\nb\x1b[2J")
+    'a\\nb\\x1b[2J'
+    """
+    return printable(text).replace("\n", "\\n")
+
+
 def count_of(number: int, noun: str) -> str:
     """Return a number with its noun.
 

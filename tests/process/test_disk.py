@@ -397,6 +397,20 @@ def test_a_run_of_which_no_image_was_checked_is_no_pass(
     assert verdict["properties"]["P1"]["reason"] == "no image was checked"
 
 
+@pytest.mark.usefixtures("compiled")
+def test_a_target_whose_prepare_ends_its_process_is_told_so(place: Path) -> None:
+    target = place / "leaves.py"
+    target.write_text(
+        "from killproof_chaos.targets import load\n"
+        "target = load('minimal')\n"
+        "target.prepare = lambda place: exit(0)\n"
+    )
+    done = cut(place, "--target", str(target), *SMALL)
+
+    assert done.returncode == 3
+    assert "the target's prepare ended its process" in done.stderr
+
+
 def test_without_a_compiler_the_verdict_is_unknown_and_names_the_remedy(place: Path) -> None:
     (place / "empty").mkdir()
     done = cut(

@@ -1,13 +1,17 @@
 """What people and CI read: the headline, the table, JUnit XML, the step summary."""
 
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from rich.console import Console
 
 from killproof_chaos import summary
 from killproof_chaos.cli import nemeses_of
+from killproof_chaos.command import EXIT_OF, Ending, conclude
+from killproof_chaos.engines.crew import EngineFailed
 from killproof_chaos.plan import NEMESES
 from killproof_evidence.judge import render_rows
 
@@ -93,6 +97,44 @@ def test_junit_has_a_failure_for_a_violation_and_an_error_for_an_unknown_run() -
         assert len(suite.findall("testcase/failure")) == failures
         assert len(suite.findall("testcase/error")) == errors
         assert int(suite.get("skipped", "0")) == len(suite.findall("testcase/skipped")) > 0
+
+
+def test_what_a_target_said_moves_no_cursor_and_is_whole_xml() -> None:
+    hostile = "no\nsuch \x1b[31mqueue"
+    made = record("violated") | {"errors": [hostile], "unknown_because": [hostile]}
+    made["properties"]["P5"] |= {"witnesses": [STORY | {"story": hostile}]}
+    rows = render_rows(made)
+
+    plain = r"no\nsuch \x1b[31mqueue"
+    assert summary.reasons(made) == [plain]
+    assert summary.stories(made) == [f"P5: {plain}"]
+    ElementTree.fromstring(summary.junit(made, rows))
+    assert "\x1b" not in summary.markdown(made, rows)
+    assert str(EngineFailed(hostile)) == plain
+
+
+@pytest.mark.parametrize("verdict", EXIT_OF)
+def test_a_form_that_cannot_be_written_keeps_the_verdicts_exit_code(
+    verdict: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    ending = Ending(junit=folder / "junit.xml")
+    folder.rmdir()
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(folder / "summary.md"))
+
+    with pytest.raises(typer.Exit) as leaving:
+        conclude(record(verdict), ending)
+
+    assert leaving.value.exit_code == EXIT_OF[verdict]
+    told = capsys.readouterr().err.splitlines()
+    assert [line.split(" could not be written")[0] for line in told] == [
+        f"killproof: --junit '{folder / 'junit.xml'}'",
+        f"killproof: GITHUB_STEP_SUMMARY '{folder / 'summary.md'}'",
+    ]
 
 
 def test_the_step_summary_names_the_missed_obligation_and_the_command_that_repeats_the_run() -> (

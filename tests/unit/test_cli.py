@@ -378,3 +378,23 @@ def test_an_unexpected_error_is_a_line_and_a_hint(
 
     assert (code, err.count("\n")) == (3, 1)
     assert "internal error: LookupError: a fault of ours (KILLPROOF_DEBUG=1" in err
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (AssertionError(), "killproof: internal error: AssertionError (KILLPROOF_DEBUG=1"),
+        (ValueError("no\nsuch \x1b[31mqueue"), r"killproof: no\nsuch \x1b[31mqueue"),
+    ],
+)
+def test_an_error_without_text_or_with_a_terminals_orders_is_a_plain_line(
+    run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception, text: str
+) -> None:
+    def broken(*arguments: object, **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr(cli_work, "Queue", broken)
+    _, _, err = run("enqueue", "k", "1")
+
+    assert (err.count("\n"), "\x1b" in err) == (1, False)
+    assert err.startswith(text)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from killproof.wording import one_line
 from killproof_chaos.phases import Board
 from killproof_evidence.store import Store
 
@@ -32,6 +33,10 @@ State = Literal["starting", "running", "stopped", "dying", "ended"]
 
 class EngineFailed(RuntimeError):
     """The harness itself could not do its work; no verdict on the queue follows from it."""
+
+    def __str__(self) -> str:
+        """Return the message in one line: the words of a target's own error may stand in it."""
+        return one_line(super().__str__())
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -235,7 +235,10 @@ class _Run:
         told = self.store.path / "prepared.json"
         self._alone(self.crew.spawn("prepare", "prepare", told=str(told)))
         found = roles.read_whole(told)
-        assert found is not None
+        if found is None:
+            raise EngineFailed(
+                "the target's prepare ended its process and did not return: take the exit out of it"
+            )
         self._database = self.place / str(found["database"])
         for number, mine in enumerate(self.lists, 1):
             disk_client.write_operations(self.store, f"p{number}", mine)
