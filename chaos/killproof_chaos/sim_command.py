@@ -18,6 +18,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from killproof.wording import printable
 from killproof_chaos import summary, targets
 from killproof_chaos.command import (
     EXIT_OF,
@@ -191,7 +192,7 @@ def replay(text: str, *, verbose: bool) -> None:
     from killproof_chaos.sim.replaying import retell
 
     told = retell(text)
-    print(told.story.text(verbose=verbose), end="")
+    print(printable(told.story.text(verbose=verbose)), end="")
     if not told.is_same:
         print(
             f"killproof: this is not the story that the token was made from: {told.token.target} "
@@ -250,4 +251,4 @@ def table(record: Mapping[str, Any]) -> Table:
 
 def stories(record: Mapping[str, Any]) -> list[RenderableType]:
     """Return the shortest schedule that was found for each broken promise."""
-    return [Text("\n" + story["text"]) for story in record["stories"]]
+    return [Text("\n" + printable(story["text"])) for story in record["stories"]]

@@ -61,6 +61,20 @@ def test_what_a_target_prints_does_not_stand_between_the_answers(place: Path) ->
     assert done.returncode == 0, done.stderr
 
 
+def test_a_lane_that_a_target_ends_without_a_word_is_told_in_a_line(place: Path) -> None:
+    ends = "    def snapshot(self, place):\n        import os\n\n        os._exit(0)\n\n\ntarget ="
+    (place / "ends.py").write_text(HEALTHY.format(prepare="pass").replace("target =", ends))
+    done = chaos(
+        place, "crash", "--target", "ends.py", "--operation", "claim", "--no-errors",
+        "--store", "run",
+    )  # fmt: skip
+
+    assert done.returncode == FAILED
+    assert done.stderr.splitlines()[-1].endswith(
+        "it said nothing, as when the target's code ends its process"
+    )
+
+
 @pytest.mark.parametrize("engine", [None, "prok", ["proc"]])
 def test_a_store_of_no_known_engine_is_refused(place: Path, engine: object) -> None:
     (place / "run").mkdir()

@@ -39,6 +39,7 @@ from killproof_chaos.engines.crash_points import (
     points_of,
 )
 from killproof_chaos.engines.crash_pool import Pool
+from killproof_chaos.engines.crash_process import last_line
 from killproof_chaos.engines.crash_scenarios import BY_NAME, SCENARIOS
 from killproof_chaos.shim.build import ShimUnavailable, build
 from killproof_chaos.stores import run_record
@@ -149,7 +150,8 @@ class Engine:
             if made[name]["made"]:
                 ready.append(self._request(control(name), {"mode": "count", "operation": name}))
             else:
-                self._because.append(f"{name} could not be prepared: {made[name]['output']}")
+                words = last_line(made[name]["output"])
+                self._because.append(f"{name} could not be prepared: {words}")
         for name, found in pool.answers(ready, key=lambda request: str(request["operation"])):
             outcome = outcome_of(control(name), found)
             self._outcomes.append(outcome)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from killproof_chaos.engines.crash_process import last_line
 from killproof_chaos.engines.crew import EngineFailed
 
 
@@ -77,7 +78,7 @@ class Pool:
 
     def _last_words(self) -> str:
         text = Path(self._log.name).read_text(encoding="utf-8", errors="replace")
-        return text.strip()[-600:]
+        return last_line(text) or "it said nothing, as when the target's code ends its process"
 
     def close(self) -> None:
         """End the lanes: their stdin closes; one that is at work is killed."""
