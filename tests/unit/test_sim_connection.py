@@ -162,11 +162,13 @@ def test_a_crash_takes_back_what_was_not_committed_and_nothing_else(place: Path)
 
 
 def test_a_crash_frees_the_lock_for_those_who_wait(place: Path) -> None:
-    runs = play(place, [writer("a"), writer("b")], Dfs(1, prunes=False), Faults(crashes=1))
+    for begin in ("BEGIN IMMEDIATE", "BEGIN"):  # It asks for the lock, or has met it.
+        scripts = [writer("a"), writer("b", begin)]
+        runs = play(place, scripts, Dfs(1, prunes=False), Faults(crashes=1))
 
-    died_inside = [run for run in runs if "A" in run.labels and run.rows == ["b"]]
-    assert died_inside
-    assert not any(run.errors for run in runs)
+        died_inside = [run for run in runs if "A" in run.labels and run.rows == ["b"]]
+        assert died_inside
+        assert not any(run.errors for run in runs)
 
 
 def test_a_wait_for_a_lock_shows_nothing_of_the_attempt(place: Path) -> None:
@@ -272,20 +274,44 @@ def everything(db: sqlite3.Connection, told: list[str]) -> None:
     told.append(str(db.execute("SELECT text FROM note ORDER BY rowid").fetchall()))
 
 
+def at_once(name: str) -> Script:
+    """Write a row in a statement that commits by itself."""
+
+    def script(db: sqlite3.Connection, told: list[str]) -> None:
+        db.execute("INSERT INTO note VALUES (?)", (name,))
+
+    return script
+
+
 def count(db: sqlite3.Connection) -> int:
     return int(db.execute("SELECT count(*) FROM note").fetchone()[0])
-
-
-def late_reader(db: sqlite3.Connection, told: list[str]) -> None:
-    """Begin a query, let others write, and read what it shows: what was there when it began."""
-    cursor = db.execute("SELECT count(*) FROM note UNION ALL SELECT max(rowid) FROM note")
-    db.execute("SELECT 1").fetchall()
-    told.append(f"late {cursor.fetchall()} of {count(db)}")
 
 
 def runtime_of(db: sqlite3.Connection) -> Runtime:
     assert isinstance(db, Connection)
     return db.runtime
+
+
+def late_reader(db: sqlite3.Connection, told: list[str]) -> None:
+    """Begin a query, wait for others, and read what it shows: what was there when it began."""
+    cursor = db.execute("SELECT count(*) FROM note UNION ALL SELECT max(rowid) FROM note")
+    woken = runtime_of(db).wait(10**9, signal="new")
+    told.append(f"late {cursor.fetchall()}, {woken}")
+
+
+def late_transaction(db: sqlite3.Connection, told: list[str]) -> None:
+    """Read nothing in a transaction, wait for others, and read: what was there at the first."""
+    db.execute("BEGIN")
+    db.execute("SELECT text FROM note WHERE text IS NULL").fetchall()
+    woken = runtime_of(db).wait(10**9, signal="new")
+    told.append(f"late {count(db)}, {woken}")
+    db.execute("COMMIT")
+
+
+def sleeper(db: sqlite3.Connection, told: list[str]) -> None:
+    start = count(db)
+    woken = runtime_of(db).wait(10**9, signal="new")
+    told.append(f"from {start} to {count(db)}, {woken}")
 
 
 def hasty(db: sqlite3.Connection, told: list[str]) -> None:
@@ -301,6 +327,11 @@ def hasty(db: sqlite3.Connection, told: list[str]) -> None:
 def notified(db: sqlite3.Connection, told: list[str]) -> None:
     if runtime_of(db).wait(10**9, signal="new"):
         told.append(f"woken, {count(db)}")
+
+
+def caller(db: sqlite3.Connection, told: list[str]) -> None:
+    runtime_of(db).notify("new")
+    db.execute("SELECT 1").fetchall()
 
 
 def doubter(db: sqlite3.Connection, told: list[str]) -> None:
@@ -327,7 +358,8 @@ def chance(db: sqlite3.Connection, told: list[str]) -> None:
 def napper(seconds: int) -> Script:
     def script(db: sqlite3.Connection, told: list[str]) -> None:
         runtime_of(db).sleep(seconds)
-        told.append(f"after {seconds}: {count(db)}")
+        (until,) = db.execute("SELECT unixepoch()").fetchone()
+        told.append(f"{seconds} s, until {until}: {count(db)}")
 
     return script
 
@@ -347,16 +379,14 @@ LOSSES: dict[str, tuple[list[Script], Faults, int]] = {
     "values of a kind of their own": (
         *([worded(Word.ONE), worded(Word.TWO), everything], Faults(), 3),
     ),
-    "the moment of an unread query": (
-        [late_reader, worded(Word.ONE), worded(Word.TWO)],
-        Faults(),
-        2,
-    ),
+    "the moment of an unread query": ([late_reader, at_once("a"), caller], Faults(), 0),
+    "the moment of a snapshot": ([late_transaction, at_once("a"), caller], Faults(), 0),
     "a word inside a transaction": ([notified, hasty], Faults(), 2),
     "what was taken back": ([doubter, everything], Faults(passes=1), 1),
     "what a failed statement left": ([half, everything, stamp], Faults(crashes=1), 1),
     "chance": ([chance, everything, stamp], Faults(), 2),
     "who sleeps how long": ([napper(1), napper(2), stamp], Faults(passes=1, crashes=1), 1),
+    "who was woken": ([sleeper, caller, at_once("a")], Faults(wall_steps=1), 0),
     "a lock that is waited for": ([writer("a"), writer("b", "BEGIN"), oldest], Faults(), 2),
     "a snapshot": ([counter, counter, everything], Faults(crashes=1), 1),
 }

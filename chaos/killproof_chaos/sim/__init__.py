@@ -55,6 +55,11 @@ mapping; a `snapshot`; optionally `memory(client)`, the objects whose attributes
 between schedules instead of opening the client anew, which is what makes a schedule cost less than
 a millisecond. A refusal is an error that is a `Definite` or has a true `definite`.
 
+Equal states are explored once, and choices without a difference are left out. Both hold for actors
+that share nothing but the file: a scenario whose functions share variables (of a closure, a module)
+says `shares_memory=True` and is searched whole, as `check` does, and as is what starts a thread.
+Its `before` puts such variables back, and its `always` says what must be so in the end.
+
 What is not shown: races inside one SQL statement or inside SQLite, the kernel's locks and fsync
 (engines `proc`, `crash`, `disk`), and anything beyond the bound that an exploration reached.
 """
