@@ -29,7 +29,7 @@ from killproof_chaos.sim import (
     run_one,
 )
 from killproof_chaos.sim.runtime import Scheduler
-from killproof_chaos.sim.scenarios import CLAIM, COMPLETING, LAST, SCENARIOS, STALE_ACK, UNIQUE_KEY
+from killproof_chaos.sim.scenarios import CLAIM, COMPLETING, SCENARIOS, STALE_ACK, UNIQUE_KEY
 from killproof_chaos.targets import load
 from killproof_chaos.workload import Job
 from killproof_evidence.judge import judge
@@ -120,9 +120,7 @@ def one_fault_each() -> Iterator[tuple[str, Scenario, int]]:
 ONE_JOB = replace(CLAIM, jobs=CLAIM.jobs[:1], faults=Faults(passes=1))
 SEARCHES = [
     *one_fault_each(),
-    ("killproof", LAST, 0),
     ("killproof", CLAIM, 1),
-    ("killproof", ONE_JOB, 1),
     ("checks-then-claims", ONE_JOB, 1),
     ("minimal", UNIQUE_KEY, 1),
     ("reads-then-writes", UNIQUE_KEY, 1),
@@ -156,7 +154,7 @@ def test_what_is_cut_or_left_out_shows_a_judge_nothing_that_the_whole_search_doe
 def test_schedules_at_random_that_share_a_verdict_show_a_judge_the_same(name: str) -> None:
     race = replace(STALE_ACK, faults=Faults(crashes=1, passes=1, wall_steps=1), jobs=CLAIM.jobs)
     with Stage(load(name), race) as stage:
-        shown, _ = endings(stage, Walk(seed=11, runs=250))
+        shown, _ = endings(stage, Walk(seed=11, runs=120))
 
     assert [key for key, found in shown.items() if len(found) > 1] == []
     assert len(shown) > 10
