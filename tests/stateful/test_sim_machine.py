@@ -27,7 +27,9 @@ from killproof_chaos.workload import Job
 ACTORS: Final = ("w1", "w2", "w3")
 #: What an actor can do; each works on the lease that it holds, if it holds one.
 OPERATIONS: Final = ("claim", "play", "extend", "ack", "nack", "reap")
-STEPS_MAX: Final = 40
+#: Choices between two that are drawn. Few, for a race is lost within the calls of one operation, and
+#: Hypothesis draws anew whenever a module is loaded before: what is looked for must be found often.
+STEPS_MAX: Final = 15
 NO_LONGER_THAN: Final = 6
 
 
