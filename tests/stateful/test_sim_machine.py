@@ -27,8 +27,8 @@ from killproof_chaos.workload import Job
 ACTORS: Final = ("w1", "w2", "w3")
 #: What an actor can do; each works on the lease that it holds, if it holds one.
 OPERATIONS: Final = ("claim", "play", "extend", "ack", "nack", "reap")
-#: Choices between two that are drawn. Few, for a race is lost within the calls of one operation, and
-#: Hypothesis draws anew whenever a module is loaded before: what is looked for must be found often.
+#: Choices between two that are drawn. Few, for a race is lost within the calls of one operation;
+#: and what Hypothesis draws depends on the modules that are loaded, so it must be found often.
 STEPS_MAX: Final = 15
 NO_LONGER_THAN: Final = 6
 

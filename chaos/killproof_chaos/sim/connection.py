@@ -68,6 +68,8 @@ _CURRENT: Final = {
 }
 #: Modifiers that ask for the zone of the machine. The simulated one lives in UTC.
 _ZONES: Final = frozenset({"localtime", "utc"})
+#: What one statement has changed, past the property that adds up several; it is asked at each.
+_ROWCOUNT: Final = sqlite3.Cursor.rowcount.__get__
 #: A parameter of this name holds a fact of the machine, and no run may depend on it.
 _HIDDEN: Final = "pid"
 
@@ -297,7 +299,7 @@ class Connection(sqlite3.Connection):
         was_inside, changes = self.in_transaction, self.total_changes
         self._run_patiently(cursor, run, sql, values)
         told, self.told = self.told, 0
-        runtime.observe(cursor.rowcount, cursor.lastrowid, told)
+        runtime.observe(_ROWCOUNT(cursor), cursor.lastrowid, told)
         if cursor.description is not None:
             cursor.shows_version = kind == PRAGMA and "data_version" in sql
             self._opened(cursor, kind)
