@@ -34,12 +34,15 @@ def test_a_run_that_is_cancelled_says_so_and_leaves_nothing_in_memory(
         text=True,
         env=os.environ | {"PYTHONFAULTHANDLER": "1"},
     )
-    end = time.monotonic() + SECONDS_MAX
-    while not folders_of(process.pid) and process.poll() is None and time.monotonic() < end:
-        time.sleep(0.01)
-    assert folders_of(process.pid)
-    process.send_signal(number)
-    stdout, stderr = process.communicate(timeout=SECONDS_MAX)
+    try:
+        end = time.monotonic() + SECONDS_MAX
+        while not folders_of(process.pid) and process.poll() is None and time.monotonic() < end:
+            time.sleep(0.01)
+        assert folders_of(process.pid)
+        process.send_signal(number)
+        stdout, stderr = process.communicate(timeout=SECONDS_MAX)
+    finally:
+        process.kill()
 
     assert process.returncode == UNKNOWN, stderr
     if stdout:  # Else nothing had been judged yet.
