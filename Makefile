@@ -173,7 +173,8 @@ report-schedules: ## Every schedule of every scenario, and many at random: repor
 	$(EXPLORE); once naive/4 --target checks-then-inserts --scenario unique-key
 	$(BIN)/python -c 'import sys; from pathlib import Path; \
 	    from killproof_chaos.report_schedules import write_markdown; \
-	    write_markdown(*map(Path, sys.argv[1:]))' $(SCHEDULES) reports/schedules.md
+	    write_markdown(*map(Path, sys.argv[1:3]), *sys.argv[3:])' \
+	    $(SCHEDULES) reports/schedules.md $(MAKEOVERRIDES)
 
 clean: ## Remove what tools have left.
 	rm -rf .fresh .ci-venv .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis \

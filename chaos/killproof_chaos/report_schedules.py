@@ -24,8 +24,13 @@ NOT_SHOWN: Final = (
 )
 
 
-def write_markdown(root: Path, out: Path) -> Path:
+def write_markdown(root: Path, out: Path, *overrides: str) -> Path:
     """Write the report of the stores in `exhaustive/`, `random/` and `naive/` below a folder.
+
+    Args:
+        root: the folder.
+        out: the report.
+        overrides: what the make target was given, such as `SWEEP=8s`.
 
     Raises:
         StoreError: a run has no verdict; definite.
@@ -37,7 +42,7 @@ def write_markdown(root: Path, out: Path) -> Path:
     text = "\n\n".join(
         [
             "# Schedules under control",
-            _head(parts["exhaustive"][0]),
+            _head(parts["exhaustive"][0], " ".join(("make report-schedules", *overrides))),
             *_exhaustive(parts["exhaustive"]),
             *_random(parts["random"]),
             *_naive(parts["naive"]),
@@ -54,13 +59,13 @@ def _records(folder: Path) -> list[Record]:
     return [Store(path).read_verdict() for path in runs]
 
 
-def _head(record: Record) -> str:
+def _head(record: Record, command: str) -> str:
     where = record["environment"]
     fault = "has" if where["wal_reset_affected"] else "does not have"
     return "\n".join(
         [
-            "Command: `make report-schedules`. The exhaustive part draws nothing; the seeds of the "
-            "random part stand beside it.",
+            f"Command: `{command}`. The exhaustive part draws nothing; the seeds of the random part "
+            "stand beside it.",
             f"Machine: {where['cpu']}, {where['cores']} cores; Python {where['python']}, SQLite "
             f"{where['sqlite']} (which {fault} the WAL-reset fault), files in memory. Two "
             "processes explored at once.",
