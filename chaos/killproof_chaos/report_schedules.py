@@ -64,8 +64,8 @@ def _head(record: Record, command: str) -> str:
     fault = "has" if where["wal_reset_affected"] else "does not have"
     return "\n".join(
         [
-            f"Command: `{command}`. The exhaustive part draws nothing; the seeds of the random part "
-            "stand beside it.",
+            f"Command: `{command}`. The exhaustive part draws nothing; the seeds of the random "
+            "part stand beside it.",
             f"Machine: {where['cpu']}, {where['cores']} cores; Python {where['python']}, SQLite "
             f"{where['sqlite']} (which {fault} the WAL-reset fault), files in memory. Two "
             "processes explored at once.",
