@@ -354,6 +354,7 @@ def test_the_list_of_targets_says_which_are_broken_and_how(place: Path) -> None:
         "killproof", "killproof-process", "minimal", "deletes-at-claim", "ack-without-fence",
         "attempt-not-counted", "effect-and-ack-apart", "synchronous-normal",
         "acknowledges-before-fsync", "lease-on-wall-clock", "commit-error-refused",
+        "checks-then-claims", "checks-then-inserts", "reads-then-writes",
     }  # fmt: skip
     sound = [name for name, row in listed.items() if not row["broken"]]
     assert sound == ["killproof", "killproof-process", "minimal"]

@@ -62,7 +62,7 @@ def report(context):
 COMMANDS = {
     "enqueue": (["enqueue", "report", "{}"], 11),
     "status": (["status"], 13),
-    "cancel": (["cancel", "1"], 23),
+    "cancel": (["cancel", "1"], 13),
     "doctor": (["doctor"], 29),
     "work": (["work", "jobs_of_this_test", "--grace", "1", "--log-level", "error"], 37),
 }

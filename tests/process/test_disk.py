@@ -22,7 +22,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from conftest import folder_on_disk
 from killproof_chaos import disk_command, targets
 from killproof_chaos.cli import app
 from killproof_chaos.engines import disk
@@ -51,9 +50,11 @@ def _compiled() -> None:
 
 
 @pytest.fixture(name="spot", scope="module")
-def _spot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def _spot(
+    tmp_path_factory: pytest.TempPathFactory, on_disk: Callable[[Path], Path]
+) -> Iterator[Path]:
     """A folder on a real disk that the tests of this module share."""
-    folder = folder_on_disk(tmp_path_factory.mktemp("disk"))
+    folder = on_disk(tmp_path_factory.mktemp("disk"))
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
 

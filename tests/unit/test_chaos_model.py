@@ -519,7 +519,9 @@ def test_every_form_of_a_verdict_says_that_it_is_not_about_the_code(tmp_path: Pa
     summary = tmp_path / "summary.md"
     words = ["--target", "ack-without-fence", "--jobs", "1", "--store", str(store)]
     done = CliRunner().invoke(
-        app, ["model", *words, "--junit", str(junit)], env={"GITHUB_STEP_SUMMARY": str(summary)}
+        app,
+        ["model", *words, "--junit", str(junit)],
+        env={"GITHUB_STEP_SUMMARY": str(summary), "COLUMNS": "200"},
     )
 
     assert done.exit_code == 0
