@@ -19,8 +19,6 @@ from killproof_bench.ledger import Account
 from killproof_bench.result import BenchResult, ClaimCard, from_json
 from killproof_bench.scenarios import claim, rows, stopped
 
-pytestmark = pytest.mark.xdist_group("bench")  # What they share is made once.
-
 DEADLINE_SECONDS = 60.0
 
 

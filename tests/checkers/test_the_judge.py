@@ -15,8 +15,6 @@ from killproof_evidence.finding import WITNESSES_MAX, Finding
 from killproof_evidence.judge import HEADLINES, PROPERTIES, judge, render_rows
 from killproof_evidence.store import Store
 
-pytestmark = pytest.mark.xdist_group("judge")  # What they share is made once.
-
 if TYPE_CHECKING:
     from tests.checkers.conftest import Run
 

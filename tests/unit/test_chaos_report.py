@@ -19,8 +19,6 @@ from killproof_evidence.evidence import Evidence
 from killproof_evidence.judge import judge
 from killproof_evidence.store import Store, StoreError
 
-pytestmark = pytest.mark.xdist_group("report")  # What they share is made once.
-
 START_NS = 5_000_000_000
 WALL_MS = 1_790_000_000_000
 LEASE_MS = 500
