@@ -28,6 +28,7 @@ from killproof.cli_terminal import (
 from killproof.core.clock import SystemClock
 from killproof.core.errors import JobNotFound
 from killproof.core.model import Attempt, Job
+from killproof.listing import summary as summary
 from killproof.wording import count_of, printable, span
 
 app = typer.Typer()
@@ -119,14 +120,7 @@ def dead(
 def _print_jobs(jobs: list[Job], *, as_json: bool, name: str) -> None:
     now_ms = SystemClock().now_ms()
     if as_json:
-        left_out = ("payload", "result", "attempts")
-        print_json(
-            [
-                {name: value for name, value in asdict(job).items() if name not in left_out}
-                | {"attempt": job.attempt, "summary": summary(job, now_ms)}
-                for job in jobs
-            ]
-        )
+        print_json([listing.as_row(job, now_ms) for job in jobs])
         return
     if not jobs:
         print(f"no {name}")
@@ -176,7 +170,7 @@ def show(job_id: JobId, db: Db = DB_DEFAULT, as_json: AsJson = False) -> None:
         raise JobNotFound(f"there is no job {job_id} in {db}: see killproof status --db {db}")
     now_ms = SystemClock().now_ms()
     if as_json:
-        print_json(asdict(job) | {"attempt": job.attempt, "summary": summary(job, now_ms)})
+        print_json(listing.as_page(job, now_ms))
         return
     print(f"job {job.id} of kind {printable(job.kind)}: {summary(job, now_ms)}")
     facts = [f"priority {job.priority}", f"enqueued {span(now_ms - job.created_ms)} ago"]
@@ -264,38 +258,6 @@ def _say_done(text: str, as_json: bool, **facts: object) -> None:
         print_json(facts)
     else:
         print(text)
-
-
-def summary(job: Job, now_ms: int) -> str:
-    """Say in a line where a job stands and what comes next."""
-    attempt = f"attempt {job.attempt} of {job.max_attempts}"
-    error = error_line(job.error_class, job.error_message)
-    wait_ms = job.due_ms - now_ms
-    due = f"in {span(wait_ms)}" if wait_ms > 0 else "now"
-    match job.state:
-        case "retryable":
-            return f"next try {due} (failure {job.attempt} of {job.max_attempts}: {error})"
-        case "scheduled":
-            return f"due {due}"
-        case "leased":
-            return f"running for {span(now_ms - (job.claimed_ms or now_ms))}, {attempt}"
-        case "succeeded":
-            return f"succeeded, {attempt}"
-        case "dead":
-            return f"dead, {attempt}: {error}; again: killproof replay {job.id}"
-        case "held":
-            why = f": {error}" if job.error_class else ""
-            return f"held{why}; decide: killproof unhold {job.id}, or cancel {job.id}"
-        case "available":
-            before = f", after {count_of(job.attempt, 'attempt')}: {error}" if job.attempt else ""
-            return f"waits for a worker{before}"
-        case "blocked":
-            return "waits for other jobs"
-        case "cancelled":
-            return f"cancelled; again: killproof replay {job.id}"
-        case "expired":
-            return f"its deadline has passed; again: killproof replay {job.id}"
-    raise AssertionError(job.state)
 
 
 def _show_attempts(job: Job) -> None:

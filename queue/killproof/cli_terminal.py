@@ -18,15 +18,15 @@ import typer
 
 from killproof.core.errors import FileRefused
 from killproof.core.jobs import Queue
-from killproof.wording import printable, size_of, span
+from killproof.wording import error_line as error_line
+from killproof.wording import shown as shown
+from killproof.wording import size_of, span
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 EXIT_FAULT: Final = 1
 
-#: Characters of an error or a payload in one line of a table.
-SHOWN_CHARS_MAX: Final = 120
 SHOWN_JOBS_MAX: Final = 20
 
 Db = Annotated[
@@ -121,18 +121,6 @@ def style_of(state: str, count: int) -> str:
     return {"dead": "red", "held": "yellow", "retryable": "yellow", "succeeded": "green"}.get(
         state, ""
     )
-
-
-def error_line(error_class: str | None, message: str | None) -> str:
-    """Return the first line of an error, cut."""
-    first = (message or "").strip().splitlines()[:1]
-    return shown(" ".join([error_class or "Error", *first]))
-
-
-def shown(text: str) -> str:
-    """Return text for one line: harmless, and cut."""
-    text = printable(text)
-    return text if len(text) <= SHOWN_CHARS_MAX else f"{text[: SHOWN_CHARS_MAX - 3]}..."
 
 
 class Steps:

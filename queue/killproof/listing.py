@@ -6,13 +6,14 @@ ended, else its enqueue.
 """
 
 import json
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any, Final, LiteralString
 
 from killproof.core import model
 from killproof.core.database import Transaction, Value
 from killproof.core.jobs import Queue
 from killproof.core.model import Job
+from killproof.wording import count_of, error_line, span
 
 #: Jobs in one list at most: a list is looked at by a person.
 JOBS_MAX: Final = 10_000
@@ -99,3 +100,47 @@ def read(tx: Transaction, ids: list[Value]) -> list[Job]:
 
 def _job(values: dict[str, Any]) -> Job:
     return Job(**values, payload=None, result=None)
+
+
+def as_row(job: Job, now_ms: int) -> dict[str, object]:
+    """Return a job of a list as plain values for JSON."""
+    left_out = ("payload", "result", "attempts")
+    facts = {name: value for name, value in asdict(job).items() if name not in left_out}
+    return facts | {"attempt": job.attempt, "summary": summary(job, now_ms)}
+
+
+def as_page(job: Job, now_ms: int) -> dict[str, object]:
+    """Return a job with all that is known of it as plain values for JSON."""
+    return asdict(job) | {"attempt": job.attempt, "summary": summary(job, now_ms)}
+
+
+def summary(job: Job, now_ms: int) -> str:
+    """Say in a line where a job stands and what comes next."""
+    attempt = f"attempt {job.attempt} of {job.max_attempts}"
+    error = error_line(job.error_class, job.error_message)
+    wait_ms = job.due_ms - now_ms
+    due = f"in {span(wait_ms)}" if wait_ms > 0 else "now"
+    match job.state:
+        case "retryable":
+            return f"next try {due} (failure {job.attempt} of {job.max_attempts}: {error})"
+        case "scheduled":
+            return f"due {due}"
+        case "leased":
+            return f"running for {span(now_ms - (job.claimed_ms or now_ms))}, {attempt}"
+        case "succeeded":
+            return f"succeeded, {attempt}"
+        case "dead":
+            return f"dead, {attempt}: {error}; again: killproof replay {job.id}"
+        case "held":
+            why = f": {error}" if job.error_class else ""
+            return f"held{why}; decide: killproof unhold {job.id}, or cancel {job.id}"
+        case "available":
+            before = f", after {count_of(job.attempt, 'attempt')}: {error}" if job.attempt else ""
+            return f"waits for a worker{before}"
+        case "blocked":
+            return "waits for other jobs"
+        case "cancelled":
+            return f"cancelled; again: killproof replay {job.id}"
+        case "expired":
+            return f"its deadline has passed; again: killproof replay {job.id}"
+    raise AssertionError(job.state)

@@ -1,6 +1,10 @@
 """How values are said to people: durations, moments, sizes, counts, and text from anywhere."""
 
 from datetime import UTC, datetime
+from typing import Final
+
+#: Characters of an error or a payload in one line of a table.
+SHOWN_CHARS_MAX: Final = 120
 
 
 def printable(text: str) -> str:
@@ -78,3 +82,15 @@ def size_of(count: int) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} TiB"
+
+
+def error_line(error_class: str | None, message: str | None) -> str:
+    """Return the first line of an error, cut."""
+    first = (message or "").strip().splitlines()[:1]
+    return shown(" ".join([error_class or "Error", *first]))
+
+
+def shown(text: str) -> str:
+    """Return text for one line: harmless, and cut."""
+    text = printable(text)
+    return text if len(text) <= SHOWN_CHARS_MAX else f"{text[: SHOWN_CHARS_MAX - 3]}..."
