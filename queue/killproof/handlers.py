@@ -3,7 +3,8 @@
 A handler is a plain function of a `Context` (see `killproof.worker`).  What it returns becomes the
 job's result; what it raises is a failed attempt, except for the words of this module:
 
-- `RetryLater(seconds)`: failed, and the other side said when to come back (HTTP's Retry-After).
+- `RetryLater(seconds)`: failed, and the other side said when to come back (HTTP's Retry-After);
+  `shared=True` tells all workers of the kind's resources.
 - `Snooze(seconds)`: not now, and not an attempt (a rate limit, a maintenance window).
 - `Permanent(message)`: failed, and no further attempt can help (a malformed address): dead at once.
 - `Hold(message)`: a person has to look before anything else happens.
@@ -30,10 +31,15 @@ Function = TypeVar("Function", bound="Callable[[Context], object]")
 
 
 class RetryLater(Exception):
-    """The attempt failed; try again after the seconds given, instead of the policy's delay."""
+    """The attempt failed; try again after the seconds given, instead of the policy's delay.
 
-    def __init__(self, seconds: float, message: str = "") -> None:
+    `shared` means that the other side turned us away, not this job: nothing of the resources that
+    the kind belongs to starts before then, in any process (see `killproof.limits`).
+    """
+
+    def __init__(self, seconds: float, message: str = "", *, shared: bool = False) -> None:
         self.seconds = model.to_ms(seconds, "RetryLater") / 1_000
+        self.shared = shared
         super().__init__(message or f"asked to be retried after {seconds:g} s")
 
 

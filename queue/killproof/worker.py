@@ -42,22 +42,15 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import FrameType
-from typing import Final, Literal
+from typing import Final
 
-from killproof import effects, operations, presence
+from killproof import effects, outcomes
+from killproof.chores import Chores
 from killproof.core import sync
 from killproof.core.clock import Clock, SystemClock
 from killproof.core.database import Transaction
-from killproof.core.errors import (
-    DatabaseBusy,
-    KillproofError,
-    LeaseLost,
-    OutcomeUnknown,
-    StorageFailed,
-    StorageFull,
-)
+from killproof.core.errors import LeaseLost, StorageFailed
 from killproof.core.jobs import LEAVE_SECONDS, Queue
 from killproof.core.model import Failure, Job, Lease
 from killproof.effects import Rejected
@@ -73,8 +66,12 @@ from killproof.handlers import (
     Snooze,
 )
 from killproof.heartbeat import Cause, Heartbeat, Tenure
+from killproof.journal import Journal
+from killproof.outcomes import EXIT_HANDLER_HUNG, EXIT_STORAGE_FAILED, TRANSIENT, Outcome
 
 __all__ = [
+    "EXIT_HANDLER_HUNG",
+    "EXIT_STORAGE_FAILED",
     "Context",
     "HandlerStopped",
     "HandlerTimeout",
@@ -88,17 +85,11 @@ __all__ = [
     "Worker",
 ]
 
-#: Exit statuses of a process that leaves through `os._exit`; a stop in order is 0.
-EXIT_STORAGE_FAILED: Final = 3  # The disk failed: a restart does not help, `killproof doctor` may.
-EXIT_HANDLER_HUNG: Final = 70  # sysexits' EX_SOFTWARE: the attempt is recorded, restart the worker.
-
 GRACE_SECONDS_DEFAULT: Final = 30.0
 #: How long a stop may go unnoticed while idle; a job that becomes due is noticed far sooner.
 POLL_SECONDS_DEFAULT: Final = 0.5
 #: Between telling a handler to stop and leaving it behind.
 OVERDUE_GRACE_SECONDS_DEFAULT: Final = 5.0
-#: An unknown kind that arrives later is reported within this time.
-UNKNOWN_KINDS_SECONDS: Final = 60.0
 #: A loop that has not moved for so long, with no handler in it, stands still: a claim waits at most
 #: the busy limit of 30 s for SQLite's lock.
 STILL_SECONDS_MAX: Final = 90.0
@@ -109,8 +100,6 @@ PAUSE_SECONDS_MAX: Final = 2.0
 ALARM_SECONDS_MIN: Final = 0.05
 #: An interruption that met a transaction looks again so much later.
 ALARM_SECONDS_WRITING: Final = 0.002
-
-TRANSIENT = (DatabaseBusy, StorageFull, OutcomeUnknown)
 
 
 class Context:
@@ -198,17 +187,6 @@ class Context:
         self._tenure.completed = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What the worker makes of the end of a handler."""
-
-    word: Literal["ack", "nack", "snooze", "release", "hold", "nothing"]
-    result: object = None
-    error: BaseException | None = None
-    delay: float | None = None  #: seconds; None is the policy's
-    permanent: bool = False
-
-
 class Worker:
     """One worker process; its `run` needs the main thread, which gets the signals."""
 
@@ -248,7 +226,7 @@ class Worker:
         self._handlers = handlers
         self._grace_ns = round(grace * 1e9)
         self._poll = poll
-        self._logger = logger or logging.getLogger("killproof.worker")
+        self._journal = Journal(logger or logging.getLogger("killproof.worker"))
         self._clock = clock or SystemClock()
         self._leave = leave
         self._heartbeat = Heartbeat(
@@ -258,7 +236,7 @@ class Worker:
             on_overdue=self._on_overdue,
             on_storage_failed=self._on_storage_failed,
             overdue_grace=overdue_grace,
-            log=self._log,
+            log=self._journal.job,
         )
         self._pid = os.getpid()
         self._tenure: Tenure | None = None
@@ -268,9 +246,7 @@ class Worker:
         self._signum = 0
         self._wanted: dict[signal.Signals, Callable[[int, FrameType | None], None]] = {}
         self._busy_streak = 0
-        self._reported_kinds: set[str] = set()
-        self._report_at_ns = 0
-        self._announced: str | None = None  # The identity whose kinds are in the file.
+        self._chores = Chores(queue, handlers.kinds, self._clock, self._journal)
         self._moved_ns = 0
 
     @property
@@ -350,7 +326,7 @@ class Worker:
     def _note_transient(self, what: str, error: Exception) -> None:
         """Say it once for a row of equal troubles, and pause before the next try."""
         if self._busy_streak == 0:
-            self._say(logging.WARNING, "%s: %s; trying again until it works", what, error)
+            self._journal.say(logging.WARNING, "%s: %s; trying again until it works", what, error)
         self._moved_ns = self._clock.monotonic_ns()  # A locked file is no reason to be killed.
         pause = min(PAUSE_SECONDS_FIRST * 2 ** min(self._busy_streak, 10), PAUSE_SECONDS_MAX)
         self._busy_streak += 1
@@ -358,46 +334,12 @@ class Worker:
 
     def _idle(self) -> None:
         """Wait until a job may be there, without taking the write lock."""
-        self._announce_kinds()
-        self._report_unknown_kinds()
+        self._chores.do()
         sync.point("worker.idle")
         try:
             self._queue.wait(self._handlers.kinds, seconds=self._poll)
         except TRANSIENT as error:
             self._note_transient("wait", error)
-
-    def _announce_kinds(self) -> None:
-        """Write down, once for each identity, which kinds this worker takes: for people only.
-
-        While idle, so that no job waits for it.
-        """
-        worker = self._queue.worker_id
-        if worker is None or worker == self._announced:
-            return
-        self._announced = worker
-        try:
-            presence.announce(self._queue, self._handlers.kinds)
-        except StorageFailed:
-            raise
-        except KillproofError as error:
-            self._say(logging.DEBUG, "kinds not written down: %s", error)
-
-    def _report_unknown_kinds(self) -> None:
-        """Warn, once for each kind, of jobs that this worker leaves alone for want of a handler.
-
-        Another worker may have the handler; if none has, this line is all that tells a person.
-        """
-        now_ns = self._clock.monotonic_ns()
-        if now_ns < self._report_at_ns:
-            return
-        self._report_at_ns = now_ns + round(UNKNOWN_KINDS_SECONDS * 1e9)
-        try:
-            waiting = operations.waiting_kinds(self._queue)
-        except KillproofError:
-            return  # Advisory: the next look comes by itself.
-        for kind in sorted(waiting - set(self._handlers.kinds) - self._reported_kinds):
-            self._reported_kinds.add(kind)
-            self._say(logging.WARNING, "jobs of kind %r wait and this worker has no handler", kind)
 
     # --- One job.
 
@@ -426,7 +368,7 @@ class Worker:
             if outcome.error is not None:
                 failure = Failure.of(outcome.error)  # Its own repr may raise.
                 text = f"raised after its completion: {failure.error_class}: {failure.message}"
-                self._log(logging.ERROR, lease, text)
+                self._journal.job(logging.ERROR, lease, text)
             return None
         return self._settle(tenure, outcome)
 
@@ -443,7 +385,7 @@ class Worker:
                 self._armed = False
         except BaseException as error:  # All of it is the handler's: see the module.
             self._armed = False  # The interruption may have come inside the `finally` above.
-            outcome = self._judge(tenure, error)
+            outcome = outcomes.judge(tenure.lease, error)
         else:
             outcome = Outcome(word="ack", result=result)
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -452,30 +394,8 @@ class Worker:
             os._exit(EXIT_HANDLER_HUNG)
         self._own_signals()
         seconds = (self._clock.monotonic_ns() - started_ns) / 1e9
-        self._log_end(tenure.lease, outcome, seconds)
+        self._journal.end(tenure.lease, outcome, seconds)
         return outcome
-
-    def _judge(self, tenure: Tenure, error: BaseException) -> Outcome:
-        """Return what an exception out of a handler means for its job."""
-        if isinstance(error, OutcomeUnknown) and isinstance(error.__cause__, Interruption):
-            error = error.__cause__  # It met a wait for the disk; the order to stop is the reason.
-        match error:
-            case StorageFailed():
-                raise error
-            case LeaseLost() if (error.job_id, error.fence) == (
-                tenure.lease.job.id,
-                tenure.lease.fence,
-            ):
-                return Outcome(word="nothing", error=error)
-            case HandlerStopped():
-                return Outcome(word="release", error=error)
-            case Snooze():
-                return Outcome(word="snooze", error=error, delay=error.seconds)
-            case Hold():
-                return Outcome(word="hold", error=error)
-            case RetryLater():
-                return Outcome(word="nack", error=error, delay=error.seconds)
-        return Outcome(word="nack", error=error, permanent=isinstance(error, Permanent))
 
     def _settle(self, tenure: Tenure, outcome: Outcome) -> Lease | None:
         """Write the outcome, however long the file is busy, while the lease lasts.
@@ -483,51 +403,29 @@ class Worker:
         At least one try is made: the fence, not this worker's clock, decides what is refused.
         """
         lease = tenure.lease
-        send = self._sender(lease, outcome)
         tries = 0
         while True:
             try:
                 if outcome.word == "ack" and not self._stopping:
                     return self._queue.ack_and_claim(lease, outcome.result, self._handlers.kinds)
-                send()
+                outcomes.send(self._queue, lease, outcome)
                 return None
             except LeaseLost as error:
-                self._log(logging.WARNING, lease, f"outcome {outcome.word} refused: {error}")
+                self._journal.job(
+                    logging.WARNING, lease, f"outcome {outcome.word} refused: {error}"
+                )
                 return None
             except TRANSIENT as error:
                 if self._forced or tenure.is_lost(self._clock.monotonic_ns()):
                     text = f"outcome {outcome.word} given up, the job will be recovered: {error}"
-                    self._log(logging.ERROR, lease, text)
+                    self._journal.job(logging.ERROR, lease, text)
                     return None
                 if tries == 0:
                     text = f"outcome {outcome.word} not written yet, trying again: {error}"
-                    self._log(logging.WARNING, lease, text)
+                    self._journal.job(logging.WARNING, lease, text)
             self._moved_ns = self._clock.monotonic_ns()
             self._clock.sleep(min(PAUSE_SECONDS_FIRST * 2**tries, PAUSE_SECONDS_MAX))
             tries = min(tries + 1, 10)
-
-    def _sender(self, lease: Lease, outcome: Outcome) -> Callable[[], object]:
-        """Return the call that writes an outcome."""
-        queue, error = self._queue, outcome.error
-        match outcome.word:
-            case "ack":
-                return lambda: queue.ack(lease, outcome.result)
-            case "nack":
-                assert error is not None
-                return lambda: queue.nack(
-                    lease, error, delay=outcome.delay, permanent=outcome.permanent
-                )
-            case "snooze":
-                assert outcome.delay is not None
-                delay = outcome.delay
-                return lambda: queue.snooze(lease, delay)
-            case "hold":
-                assert error is not None
-                return lambda: operations.hold_leased(queue, lease, error)
-            case "release":
-                return lambda: queue.release(lease)
-            case "nothing":
-                return lambda: None
 
     # --- What ends a handler from outside.
 
@@ -594,17 +492,11 @@ class Worker:
         raise self._interruption(tenure, cause)
 
     def _interruption(self, tenure: Tenure, cause: Cause) -> Interruption | LeaseLost:
-        lease = tenure.lease
-        if cause == "lost":
-            return LeaseLost(lease.job.id, lease.fence, "handler")
-        if cause == "stopped":
-            return HandlerStopped("the worker is stopping and its grace time is over")
-        limit = self._handlers[lease.job.kind].timeout
-        return HandlerTimeout(f"ran longer than the time limit of its kind, {limit:g} s")
+        return outcomes.interruption(tenure, cause, self._handlers[tenure.lease.job.kind].timeout)
 
     def _on_lost(self, tenure: Tenure) -> None:
         """Wake the main thread; runs in the heartbeat thread."""
-        self._log(logging.WARNING, tenure.lease, "lease lost: the heartbeat was refused")
+        self._journal.job(logging.WARNING, tenure.lease, "lease lost: the heartbeat was refused")
         ident = threading.main_thread().ident
         assert ident is not None
         signal.pthread_kill(ident, signal.SIGALRM)
@@ -612,7 +504,9 @@ class Worker:
     def _on_overdue(self, tenure: Tenure, cause: Cause) -> None:
         """Leave a handler behind that did not stop; runs in the heartbeat thread."""
         where = "".join(traceback.format_stack(_main_frame()))
-        self._log(logging.CRITICAL, tenure.lease, f"handler hangs ({cause}), leaving it:\n{where}")
+        self._journal.job(
+            logging.CRITICAL, tenure.lease, f"handler hangs ({cause}), leaving it:\n{where}"
+        )
         error = self._interruption(tenure, cause)
         error.add_note(f"It did not stop when told to; the main thread was at:\n{where}")
         try:
@@ -625,7 +519,7 @@ class Worker:
         except Exception as refused:
             if not tenure.ended:
                 # Not recorded: the kernel lock and the lease tell the others, as after a kill.
-                self._log(logging.ERROR, tenure.lease, f"outcome not recorded: {refused}")
+                self._journal.job(logging.ERROR, tenure.lease, f"outcome not recorded: {refused}")
         if tenure.ended:
             return  # It ended at the last moment: the process is free, and may hold the next job.
         hung = cause == "timeout" or not self._signum
@@ -633,39 +527,8 @@ class Worker:
 
     def _on_storage_failed(self, error: StorageFailed) -> None:
         """Leave at once, and do not close SQLite: a last close would copy unverified frames."""
-        self._say(logging.CRITICAL, "leaving: %s", error)
+        self._journal.say(logging.CRITICAL, "leaving: %s", error)
         self._leave(EXIT_STORAGE_FAILED)
-
-    # --- Logging, which never stops the work.
-
-    def _log_end(self, lease: Lease, outcome: Outcome, seconds: float) -> None:
-        if outcome.error is None:
-            self._log(logging.INFO, lease, f"succeeded in {seconds:.3f} s")
-            return
-        failure = Failure.of(outcome.error)
-        text = f"{outcome.word} after {seconds:.3f} s: {failure.error_class}: {failure.message}"
-        whole = failure.traceback if outcome.word == "nack" else None
-        self._log(logging.WARNING, lease, text, whole)
-
-    def _log(self, level: int, lease: Lease, text: str, whole: str | None = None) -> None:
-        """Write a line about a job; who greps for an id, a kind or a key finds it.
-
-        The whole error goes along as the record's `traceback`, for formatters that show it.
-        """
-        job = lease.job
-        values = {"job_id": job.id, "kind": job.kind, "attempt": job.attempt, "key": job.key}
-        line = "job_id=%d kind=%s attempt=%d key=%s: %s"
-        extra = values if whole is None else values | {"traceback": whole}
-        self._say(level, line, *values.values(), text, extra=extra)
-
-    def _say(
-        self, level: int, line: str, *values: object, extra: dict[str, object] | None = None
-    ) -> None:
-        # A log handler is the application's code: whatever it raises, the jobs go on.
-        try:
-            self._logger.log(level, line, *values, extra=extra)
-        except Exception:
-            return
 
 
 def _main_frame() -> FrameType | None:
