@@ -57,6 +57,9 @@ UnknownOption = Annotated[
 ]
 JunitOption = Annotated[Path | None, typer.Option(help="Also write the verdict as JUnit XML.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print verdict.json on stdout.")]
+ReportOption = Annotated[
+    bool, typer.Option(help="Write report.html too; its pictures cost a second or two.")
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +69,11 @@ class Ending:
     unknown: Unknown | None = None  #: exit as for this word; None: as for unknown
     junit: Path | None = None  #: also there, as XML
     as_json: bool = False  #: verdict.json on stdout, the words on stderr
+    report: bool = True  #: write the page
+
+    def page(self, write: Callable[[Path], Path], store: Path) -> tuple[str, ...]:
+        """Write the page of a judged run, where it is wanted; return the line that names it."""
+        return (f"report: {write(store)}",) if self.report else ()
 
     def __post_init__(self) -> None:
         """Refuse a place for the XML that cannot be written, before the run and not after it."""

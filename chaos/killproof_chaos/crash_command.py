@@ -16,6 +16,7 @@ from killproof_chaos.command import (
     Ending,
     JsonOption,
     JunitOption,
+    ReportOption,
     StoreOption,
     TargetOption,
     UnknownOption,
@@ -44,6 +45,7 @@ def crash(
     unknown: UnknownOption = None,
     junit: JunitOption = None,
     as_json: JsonOption = False,
+    report: ReportOption = True,
 ) -> None:
     """Kill a queue before and after every file call of every operation, and fail each call.
 
@@ -51,7 +53,7 @@ def crash(
     fresh, a clean process recovers and finishes all jobs, and the judge reads what was recorded.
     """
     chosen = choose(targets.load(target), operation)
-    ending = Ending(unknown=unknown, junit=junit, as_json=as_json)
+    ending = Ending(unknown=unknown, junit=junit, as_json=as_json, report=report)
     place = new_store(store, "crash", Path(target).stem)
     with harness(), shown(text_of) as show:
         record = Engine(target, chosen, place, show, errors=errors).run()
@@ -62,7 +64,7 @@ def crash(
         places=(
             f"files:  in {record['files_in']}",
             f"points: {place.path / POINTS}",
-            f"report: {report_crash.write_report(place.path)}",
+            *ending.page(report_crash.write_report, place.path),
         ),
     )
 

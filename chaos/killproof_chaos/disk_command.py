@@ -12,6 +12,7 @@ from killproof_chaos.command import (
     Ending,
     JsonOption,
     JunitOption,
+    ReportOption,
     StoreOption,
     TargetOption,
     UnknownOption,
@@ -58,6 +59,7 @@ def cut(
     unknown: UnknownOption = None,
     junit: JunitOption = None,
     as_json: JsonOption = False,
+    report: ReportOption = True,
 ) -> None:
     """Record one run, then cut the power at every point of it, and look what is left.
 
@@ -73,7 +75,7 @@ def cut(
         jobs=within("jobs", jobs, JOBS_MIN, JOBS_MAX),
         fail_fast=fail_fast,
     )
-    ending = Ending(unknown=unknown, junit=junit, as_json=as_json)
+    ending = Ending(unknown=unknown, junit=junit, as_json=as_json, report=report)
     seed_text = str(options.seed)
     place = new_store(store, "disk", Path(target).stem, seed_text, told=f"seed {seed_text}, ")
     perform(lambda show: disk.run(options, place, show), place, ending)
@@ -91,9 +93,8 @@ def perform(judge: Callable[[disk.Show], dict[str, Any]], store: Store, ending: 
     with harness(), shown(text_of) as show:
         record = judge(show)
     rows = [row for row in render_rows(record) if row.verdict != "not_judged"]
-    places = []
-    if (store.path / POINTS_FILE).exists():
-        places.append(f"report: {write_report(store.path)}")
+    has_points = (store.path / POINTS_FILE).exists()
+    places = ending.page(write_report, store.path) if has_points else ()
     conclude(record, ending, rows=rows, figures=figures(record), places=places)
 
 

@@ -25,6 +25,7 @@ from killproof_chaos.command import (
     Ending,
     JsonOption,
     JunitOption,
+    ReportOption,
     StoreOption,
     TargetOption,
     UnknownOption,
@@ -74,6 +75,7 @@ def explore(
     unknown: UnknownOption = None,
     junit: JunitOption = None,
     as_json: JsonOption = False,
+    report: ReportOption = True,
 ) -> None:
     """Run a queue's own code statement by statement, under every schedule up to a bound.
 
@@ -104,7 +106,7 @@ def explore(
         jobs=within("jobs", jobs, 1, JOBS_MAX),
     )
     campaign.chosen(options, targets.load(target))  # Refuses before a store is made.
-    ending = Ending(unknown=unknown, junit=junit, as_json=as_json)
+    ending = Ending(unknown=unknown, junit=junit, as_json=as_json, report=report)
     place = new_store(store, "sim", Path(target).stem)
     started = time.time()
     with harness():
@@ -119,7 +121,7 @@ def finish(record: dict[str, Any], ending: Ending, place: Store) -> None:
     from killproof_chaos.report_sim import write_report
     from killproof_chaos.sim import result
 
-    report = write_report(place.path)
+    page = ending.page(write_report, place.path)
     tokens = [f"story:  killproof chaos replay {each['token']}" for each in record["stories"]]
     conclude(
         record,
@@ -127,7 +129,7 @@ def finish(record: dict[str, Any], ending: Ending, place: Store) -> None:
         rows=summary.judged(record),
         figures=result.figures(record),
         pictures=[table(record), *stories(record)],
-        places=[*tokens, f"report: {report}"],
+        places=[*tokens, *page],
     )
 
 
