@@ -46,6 +46,7 @@ MODULES: Final = {
             *("export", "import", "webhook", "systemd-unit"),
         ),
     ),
+    "killproof.cli_articles": ("Operations", ("articles",)),
 }
 PLUGINS: Final = "killproof.commands"
 PLUGIN_HELP: Final = {
@@ -123,8 +124,8 @@ def _commands(arguments: list[str]) -> typer.Typer:
     wanted = next((argument for argument in arguments if not argument.startswith("-")), None)
     for module, (_, names) in MODULES.items():
         if wanted in names:
-            return _app(_registered([module]), is_whole=False)
-    whole = _app(_registered(MODULES), is_whole=True)
+            return _app([module], is_whole=False)
+    whole = _app(MODULES, is_whole=True)
     from importlib.metadata import entry_points  # 30 ms that `enqueue` does not pay.
 
     own = {name for _, names in MODULES.values() for name in names}
@@ -137,23 +138,26 @@ def _commands(arguments: list[str]) -> typer.Typer:
     return whole
 
 
-def _app(commands: "list[typer.models.CommandInfo]", *, is_whole: bool) -> typer.Typer:
+def _app(modules: Iterable[str], *, is_whole: bool) -> typer.Typer:
+    """Import the modules and return their commands, each under its heading in the help.
+
+    A command is a function of the module's application, or a group of them that was added to it.
+    """
     app = typer.Typer(add_completion=is_whole, pretty_exceptions_enable=False)
-    app.registered_commands = commands
-    app.callback()(_root)
-    return app
-
-
-def _registered(modules: Iterable[str]) -> "list[typer.models.CommandInfo]":
-    """Import the modules and return their commands, each under its heading in the help."""
-    found = []
     for module in modules:
         heading, names = MODULES[module]
-        commands = {_name(command): command for command in _typer_of(module).registered_commands}
+        found = _typer_of(module)
+        commands = {_name(command): command for command in found.registered_commands}
+        groups = {group.name: group for group in found.registered_groups}
         for name in names:
-            commands[name].rich_help_panel = heading
-            found.append(commands[name])
-    return found
+            if name in commands:
+                commands[name].rich_help_panel = heading
+                app.registered_commands.append(commands[name])
+            else:
+                groups[name].rich_help_panel = heading
+                app.registered_groups.append(groups[name])
+    app.callback()(_root)
+    return app
 
 
 def _typer_of(module: str) -> typer.Typer:

@@ -1,0 +1,510 @@
+"""The articles' words: their queries run unchanged on views, their INSERTs become proper jobs."""
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from typing import Any
+
+import pytest
+
+from killproof import FileRefused, Lease, ManualClock, Queue, SystemClock, articles, handlers
+from killproof.articles_sql import VIEWS
+from killproof.core import model
+from killproof.effects import Effect, Ledger
+
+Run = Callable[..., tuple[int, str, str]]
+Rows = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture
+def connection(queue: Queue) -> Iterator[sqlite3.Connection]:
+    """Another program on the file, as the articles open it: rows by column name."""
+    articles.create(queue)
+    with closing(sqlite3.connect(queue.path, isolation_level=None)) as connection:
+        connection.row_factory = sqlite3.Row
+        yield connection
+
+
+@pytest.fixture
+def rows(connection: sqlite3.Connection) -> Rows:
+    return lambda statement, *values: [
+        dict(row) for row in connection.execute(statement, values).fetchall()
+    ]
+
+
+def fail(queue: Queue, job_id: int, error: BaseException, times: int = 1) -> None:
+    """Let a job fail so often, whatever its delay."""
+    for _ in range(times):
+        assert isinstance(queue.host.clock, ManualClock)
+        queue.host.clock.advance(3_700)
+        leases = queue.claim_many(10)
+        queue.nack(next(lease for lease in leases if lease.job.id == job_id), error)
+        for lease in leases:
+            with suppress(Exception):
+                queue.release(lease)
+
+
+# The queries of the articles, each as it is there.
+
+
+def test_the_first_article_s_columns_are_there_in_its_order(rows: Rows, queue: Queue) -> None:
+    """Covers S0.11, S0.19, S0.20, S0.21. Columns that it does not have follow."""
+    queue.enqueue("send_report", {"para": "São João"})
+    (row,) = rows("SELECT * FROM jobs")
+
+    assert list(row)[:11] == [
+        *("id", "type", "payload", "status", "attempts", "max_attempts", "run_after"),
+        *("locked_at", "last_error", "created_at", "updated_at"),
+    ]
+    assert (row["type"], row["payload"]) == ("send_report", '{"para":"São João"}')
+    assert (row["status"], row["attempts"], row["max_attempts"]) == ("pending", 0, 5)
+
+
+def test_each_state_has_the_first_article_s_word_or_its_own(queue: Queue, rows: Rows) -> None:
+    """Covers S0.12, S0.13, S0.14, S0.15."""
+    done, failed, cancelled, processing, pending = (
+        queue.enqueue(kind, {}, max_attempts=1) for kind in "abcde"
+    )
+    queue.cancel(cancelled)
+    for job_id, kind in ((done, "a"), (failed, "b"), (processing, "d")):
+        lease = queue.claim([kind])
+        assert lease is not None
+        if job_id == done:
+            queue.ack(lease)
+        if job_id == failed:
+            queue.nack(lease, TimeoutError())
+    found = {row["id"]: row for row in rows("SELECT * FROM jobs")}
+
+    assert {job_id: row["status"] for job_id, row in found.items()} == {
+        done: "done",
+        failed: "failed",
+        cancelled: "cancelled",
+        processing: "processing",
+        pending: "pending",
+    }
+    assert found[failed]["last_error"] == "TimeoutError"  # Its text is empty.
+    assert [row["id"] for row in found.values() if row["locked_at"]] == [processing]
+
+
+def test_the_pick_of_the_first_article_finds_what_is_due_and_nothing_else(
+    queue: Queue, rows: Rows, clock: ManualClock
+) -> None:
+    """Covers S0.16, S0.25, S0.36. Picking is the core's; the query shows what it would see."""
+    now = SystemClock().now_ms() / 1_000
+    clock.step_wall(now - clock.now_ms() / 1_000)
+    queue.enqueue("later", {}, delay=3_600)
+    due = queue.enqueue("due", {"n": 1})
+    queue.enqueue("second", {})
+    picked = rows(
+        "SELECT * FROM jobs WHERE status = 'pending' AND run_after <= datetime('now') "
+        "ORDER BY id ASC LIMIT 1"
+    )
+
+    assert [row["id"] for row in picked] == [due]
+    assert json.loads(picked[0]["payload"]) == {"n": 1}
+    lease = queue.claim()
+    assert lease is not None
+    assert lease.job.id == due
+
+
+def test_a_moment_that_is_waited_for_is_never_shown_early(
+    queue: Queue, rows: Rows, clock: ManualClock
+) -> None:
+    """Covers S0.24, S0.49, and F47, F48."""
+    queue.enqueue("later", {}, run_at=clock.now_ms() // 1_000 + 60.001)
+    ((shown, exact),) = [
+        (row["shown"], row["exact"])
+        for row in rows(
+            "SELECT CAST(strftime('%s', run_after) AS INTEGER) * 1000 AS shown, due_ms AS exact "
+            "FROM jobs JOIN job USING (id)"
+        )
+    ]
+
+    assert shown - exact == 999
+    assert len(rows("SELECT run_after FROM jobs")[0]["run_after"]) == len("2026-11-30 03:00:00")
+
+
+def test_the_first_article_s_report_queries_run_unchanged(queue: Queue, rows: Rows) -> None:
+    """Covers S0.26, S0.42, S0.60, S0.61."""
+    failing = queue.enqueue("scrape", {}, retry="immediate", max_attempts=2)
+    queue.enqueue("mail", {})
+    queue.enqueue("mail", {})
+    fail(queue, failing, ValueError("no products"), times=2)
+
+    counts = rows("SELECT status, COUNT(*) AS total FROM jobs GROUP BY status ORDER BY total DESC")
+    assert [tuple(row.values()) for row in counts] == [("pending", 2), ("failed", 1)]
+    latest = rows(
+        "SELECT id, type, attempts, run_after, last_error FROM jobs "
+        "WHERE status IN ('pending', 'failed') ORDER BY updated_at DESC LIMIT 20"
+    )
+    assert {row["id"] for row in latest} == {1, 2, 3}
+    dead = next(row for row in latest if row["id"] == failing)
+    assert (dead["type"], dead["attempts"]) == ("scrape", 2)
+    assert dead["last_error"] == "ValueError: no products"
+
+
+def test_every_change_of_a_job_moves_updated_at(
+    queue: Queue, rows: Rows, clock: ManualClock
+) -> None:
+    """Covers S0.27, S0.41, S2.26; F62: the statements set it, and no trigger writes a row twice."""
+    job_id = queue.enqueue("mail", {})
+
+    def updated_at() -> str:
+        return str(rows("SELECT updated_at FROM jobs WHERE id = ?", job_id)[0]["updated_at"])
+
+    def claim() -> Lease:
+        clock.advance(61)
+        lease = queue.claim()
+        assert lease is not None
+        return lease
+
+    seen = [updated_at()]
+    queue.nack(claim(), "no", delay=60)
+    seen.append(updated_at())
+    lease = claim()
+    seen.append(updated_at())
+    clock.advance(10)
+    queue.extend(lease)
+    seen.append(updated_at())
+    clock.advance(10)
+    queue.ack(lease)
+    seen.append(updated_at())
+
+    assert seen == sorted(set(seen))
+    triggers = rows("SELECT name FROM sqlite_schema WHERE type = 'trigger' AND tbl_name = 'job'")
+    assert triggers == []
+
+
+def test_the_second_article_s_pick_and_panel_run_unchanged(queue: Queue, rows: Rows) -> None:
+    """Covers S1.16, S1.30, S1.45, S1.46. F37: no row and no missing error stops the panel."""
+    report = queue.enqueue("enviar_relatorio", {}, priority=5)
+    urgent = queue.enqueue("scraping_produtos", {}, priority=1, max_attempts=3, retry="immediate")
+    queue.enqueue("backup_diario", {}, priority=3)
+
+    picked = rows(
+        "SELECT * FROM tasks WHERE status = 'pending' ORDER BY priority ASC, created_at ASC LIMIT 1"
+    )
+    assert [row["id"] for row in picked] == [urgent]
+    fail(queue, urgent, ConnectionError("x" * 200), times=3)
+    lease = queue.claim(["enviar_relatorio"])
+    assert lease is not None
+    queue.ack(lease, {"sent": True})
+    panel = rows(
+        "SELECT status, COUNT(*) AS total, AVG(retries) AS retries FROM tasks GROUP BY status"
+    )
+    assert panel == [
+        {"status": "done", "total": 1, "retries": 0.0},
+        {"status": "failed", "total": 1, "retries": 2.0},
+        {"status": "pending", "total": 1, "retries": 0.0},
+    ]
+    failures = rows(
+        "SELECT name, retries, error, finished_at FROM tasks WHERE status = 'failed' "
+        "ORDER BY finished_at DESC LIMIT 5"
+    )
+    assert failures[0]["error"][:80] == ("ConnectionError: " + "x" * 200)[:80]
+    (done,) = rows("SELECT * FROM tasks WHERE id = ?", report)
+    assert json.loads(done["result"]) == {"sent": True}
+    assert done["started_at"] <= done["finished_at"]
+
+
+def test_a_task_that_waits_for_its_retry_says_so(
+    queue: Queue, rows: Rows, clock: ManualClock
+) -> None:
+    """Covers S1.19, S1.20, S1.21, S1.22. F34, F37: the word and the count follow from the state."""
+    job_id = queue.enqueue("scrape", {}, max_attempts=3, retry="fixed:60")
+
+    def seen() -> tuple[str, int]:
+        (row,) = rows("SELECT * FROM tasks WHERE id = ?", job_id)
+        return row["status"], row["retries"]
+
+    told = [seen()]
+    for _ in range(3):
+        lease = queue.claim()
+        assert lease is not None
+        told.append(seen())
+        queue.nack(lease, ValueError("429"))
+        told.append(seen())
+        clock.advance(61)
+
+    assert told == [
+        *(("pending", 0), ("running", 0), ("retrying", 1), ("running", 1), ("retrying", 2)),
+        *(("running", 2), ("failed", 2)),
+    ]
+
+
+# Their INSERTs.
+
+
+def test_the_first_article_s_insert_is_a_job_with_its_defaults(
+    rows: Rows, queue: Queue, connection: sqlite3.Connection
+) -> None:
+    """Covers S0.22, S0.23, S0.31, S0.32. It is seen by the next claim like any other."""
+    connection.execute(
+        "INSERT INTO jobs (type, payload) VALUES (?, ?)", ("send_report", '{"email": "a@b.c"}')
+    )
+    ((job_id,),) = connection.execute("SELECT max(id) FROM jobs").fetchall()
+    job = queue.get(job_id)
+
+    assert job is not None
+    assert (job.kind, job.payload, job.state) == ("send_report", {"email": "a@b.c"}, "available")
+    assert (job.max_attempts, job.retry, job.priority) == (5, "article", 5)
+    assert abs(job.created_ms - SystemClock().now_ms()) < 3_600_000
+    lease = queue.claim(["send_report"])
+    assert lease is not None
+    queue.ack(lease)
+    assert rows("SELECT status FROM jobs") == [{"status": "done"}]
+
+
+def test_the_second_article_s_insert_is_a_task_with_its_defaults(
+    queue: Queue, connection: sqlite3.Connection
+) -> None:
+    """Covers S1.17, S1.18, S1.20, S1.24."""
+    connection.execute("INSERT INTO tasks (name) VALUES ('backup_diario')")
+    connection.execute(
+        "INSERT INTO tasks (name, payload, priority) VALUES (?, ?, ?)",
+        ("scraping_produtos", '{"url": "https://x", "timeout": 30}', 0),
+    )
+    leases = queue.claim_many(2)
+
+    assert [(lease.job.kind, lease.job.priority) for lease in leases] == [
+        ("scraping_produtos", 0),
+        ("backup_diario", 5),
+    ]
+    assert [lease.job.payload for lease in leases][1] == {}
+    assert {lease.job.max_attempts for lease in leases} == {3}
+
+
+def test_a_job_put_in_for_later_waits_until_its_moment(
+    queue: Queue, connection: sqlite3.Connection, clock: ManualClock
+) -> None:
+    """Covers S0.16, S0.24."""
+    insert = "INSERT INTO jobs (type, payload, run_after) VALUES ('later', '1', ?)"
+    connection.execute(insert, ("2099-12-31 23:59:59",))
+
+    assert queue.counts()["scheduled"] == 1
+    assert queue.claim() is None
+    job = queue.get(1)
+    assert job is not None
+    assert job.due_ms == 4_102_444_799_000
+    clock.step_wall(job.due_ms / 1_000 - clock.now_ms() / 1_000)
+    assert queue.claim() is not None
+
+
+REFUSED = [
+    ("INSERT INTO jobs (type, payload) VALUES ('a', '{''x'': 1}')", "payload must be JSON"),
+    ("INSERT INTO jobs (type, payload) VALUES ('a', NULL)", "payload must be JSON"),
+    ("INSERT INTO jobs (type, payload) VALUES ('a', 'NaN')", "payload must be JSON"),
+    ("INSERT INTO jobs (payload) VALUES ('1')", "type must be text"),
+    ("INSERT INTO jobs (type, payload) VALUES ('', '1')", "type must be text"),
+    ("INSERT INTO jobs (type, payload, status) VALUES ('a', '1', 'done')", "leave out status"),
+    ("INSERT INTO jobs (type, payload, status) VALUES ('a', '1', 'Pending')", "leave out status"),
+    ("INSERT INTO jobs (id, type, payload) VALUES (7, 'a', '1')", "gives the id"),
+    ("INSERT INTO jobs (type, payload, priority) VALUES ('a', '1', 'alta')", "0 (urgent) to 9"),
+    ("INSERT INTO jobs (type, payload, priority) VALUES ('a', '1', -1)", "0 (urgent) to 9"),
+    ("INSERT INTO jobs (type, payload, max_attempts) VALUES ('a', '1', 0)", "from 1 to"),
+    (
+        "INSERT INTO jobs (type, payload, run_after) VALUES ('a', '1', '2026-11-30T03:00:00')",
+        "YYYY-MM-DD HH:MM:SS",
+    ),
+    (
+        "INSERT INTO jobs (type, payload, run_after) VALUES ('a', '1', '2026-02-30 00:00:00')",
+        "YYYY-MM-DD HH:MM:SS",
+    ),
+    (
+        "INSERT INTO jobs (type, payload, run_after) VALUES ('a', '1', '1790000000')",
+        "YYYY-MM-DD HH:MM:SS",
+    ),
+    ("INSERT OR IGNORE INTO jobs (type, payload) VALUES ('a', 'x')", "payload must be JSON"),
+    ("INSERT INTO tasks (name, payload) VALUES ('a', 'x')", "payload must be JSON"),
+    ("INSERT INTO tasks (name, priority) VALUES ('a', 10)", "0 (urgent) to 9"),
+    ("INSERT INTO tasks (name, status) VALUES ('a', 'done')", "leave out status"),
+    ("INSERT INTO tasks (name, max_retries) VALUES ('a', 'x')", "from 1 to"),
+    ("INSERT INTO tasks (name) VALUES (7)", "name must be text"),
+]
+
+
+@pytest.mark.parametrize(("statement", "why"), REFUSED, ids=[sql[:70] for sql, _ in REFUSED])
+def test_a_wrong_value_is_refused_in_words_and_nothing_is_put_in(
+    queue: Queue, connection: sqlite3.Connection, statement: str, why: str
+) -> None:
+    """Covers F29, F48, F51, F68: what would be found out by a worker is refused at the door."""
+    with pytest.raises(sqlite3.IntegrityError) as refused:
+        connection.execute(statement)
+
+    assert why in str(refused.value)
+    assert sum(queue.counts().values()) == 0
+
+
+@pytest.mark.parametrize("rule", ["INSERT", "INSERT OR REPLACE", "INSERT OR IGNORE"])
+@pytest.mark.parametrize("view", ["jobs (idempotency_key, type", "tasks (idempotency_key, name"])
+def test_a_second_job_with_a_living_key_is_refused_whatever_the_insert_says(
+    queue: Queue, connection: sqlite3.Connection, rule: str, view: str
+) -> None:
+    """Covers S0.54. F44. OR REPLACE reaches into a trigger: it must not delete the living job."""
+    job_id = queue.enqueue("charge", {"order": 1}, key="order-1")
+    with pytest.raises(sqlite3.IntegrityError, match="has not ended yet"):
+        connection.execute(f"{rule} INTO {view}, payload) VALUES ('order-1', 'charge', '2')")
+
+    job = queue.get(job_id)
+    assert job is not None
+    assert (job.payload, job.state) == ({"order": 1}, "available")
+
+
+WRITES = [
+    ("UPDATE jobs SET status = 'processing', locked_at = datetime('now')", "killproof work"),
+    ("UPDATE jobs SET status = 'done' WHERE id = 2", "Queue.ack"),
+    ("UPDATE jobs SET status = 'pending', locked_at = NULL WHERE status = 'processing'", "replay"),
+    ("UPDATE jobs SET priority = 0", "killproof reprioritise"),
+    ("UPDATE jobs SET last_error = NULL", "killproof --help"),
+    ("DELETE FROM jobs WHERE status = 'processing'", "killproof prune"),
+    ("UPDATE tasks SET status = 'running'", "killproof work"),
+    ("UPDATE tasks SET status = 'pending' WHERE status = 'running'", "replay"),
+    ("UPDATE tasks SET priority = 0", "killproof reprioritise"),
+    ("UPDATE tasks SET payload = '{}'", "killproof --help"),
+    ("DELETE FROM tasks", "killproof cancel"),
+    ("DELETE FROM job_effects", "killproof prune --effects"),
+    ("UPDATE job_effects SET job_id = 2", "context.effect"),
+]
+
+
+@pytest.mark.parametrize(("statement", "instead"), WRITES, ids=[sql for sql, _ in WRITES])
+def test_any_other_write_is_refused_and_says_what_to_call(
+    queue: Queue, connection: sqlite3.Connection, statement: str, instead: str
+) -> None:
+    """Covers S0.48: the articles' own updates are what F8, F21 and F22 are about."""
+    queue.enqueue("mail", {})
+    queue.enqueue("scrape", {})
+    lease = queue.claim(["scrape"])
+    assert lease is not None
+    connection.execute(
+        "INSERT INTO job_effects (idempotency_key, job_id) VALUES ('k', ?)", (lease.job.id,)
+    )
+    before = queue.get(lease.job.id)
+    with pytest.raises(sqlite3.IntegrityError, match=instead):
+        connection.execute(statement)
+
+    assert queue.get(lease.job.id) == before
+    queue.ack(lease)
+
+
+# Effects, as the first article reserves them.
+
+
+def reserve_effect(connection: sqlite3.Connection, key: str, job_id: int) -> bool:
+    """The first article's function, on the caller's connection."""
+    try:
+        connection.execute(
+            "INSERT INTO job_effects (idempotency_key, job_id) VALUES (?, ?)", (key, job_id)
+        )
+    except sqlite3.IntegrityError:
+        return False
+    return True
+
+
+def test_an_effect_is_reserved_once_by_the_job_that_runs(
+    queue: Queue, connection: sqlite3.Connection, rows: Rows
+) -> None:
+    """Covers S0.55, S0.56, S0.57, S0.58. F43: it belongs to a job, and to its fence."""
+    job_id = queue.enqueue("charge", {})
+
+    assert not reserve_effect(connection, "order-1", job_id)  # It does not run.
+    lease = queue.claim()
+    assert lease is not None
+    assert reserve_effect(connection, "order-1", job_id)
+    assert not reserve_effect(connection, "order-1", job_id)
+    (row,) = rows("SELECT * FROM job_effects")
+    assert (list(row), row["job_id"]) == (["idempotency_key", "job_id", "created_at"], job_id)
+    assert rows("SELECT state, fence FROM effect") == [{"state": "reserved", "fence": lease.fence}]
+    with pytest.raises(sqlite3.IntegrityError, match="is taken: do not run the effect again"):
+        connection.execute(
+            "INSERT OR REPLACE INTO job_effects (idempotency_key, job_id) VALUES ('order-1', ?)",
+            (job_id,),
+        )
+
+
+def test_the_ledger_s_own_effects_are_seen_with_their_scope(
+    queue: Queue, rows: Rows, clock: ManualClock
+) -> None:
+    queue.enqueue("charge", {})
+    lease = queue.claim()
+    assert lease is not None
+    ledger = Ledger(queue, lease, clock=clock)
+    ledger.apply(Effect(scope="charge", key="order-1", function=lambda key: key, in_doubt="held"))
+
+    assert [row["idempotency_key"] for row in rows("SELECT * FROM job_effects")] == [
+        "charge/order-1"
+    ]
+
+
+# Making them.
+
+
+def test_views_are_made_on_request_only_and_making_them_twice_is_harmless(queue: Queue) -> None:
+    """Covers S0.18: applying it twice is harmless."""
+    assert not any(view.is_made for view in articles.views(queue))
+
+    articles.create(queue, ["jobs"])
+    articles.create(queue, ["jobs"])
+    assert [view.name for view in articles.views(queue) if view.is_made] == ["jobs", "job_effects"]
+    assert articles.drop(queue) == ["jobs", "job_effects"]
+    assert not any(view.is_made for view in articles.views(queue))
+
+
+@pytest.mark.parametrize("what", ["CREATE TABLE Jobs (id)", "CREATE VIEW jobs AS SELECT 1 AS id"])
+def test_a_name_that_exists_is_never_taken(
+    queue: Queue, sql: Callable[..., list[tuple[Any, ...]]], what: str
+) -> None:
+    sql(what)
+    with pytest.raises(FileRefused, match="that is not killproof's: rename it"):
+        articles.create(queue)
+
+    assert not any(view.is_made for view in articles.views(queue))
+    assert articles.drop(queue) == []
+    assert sql("SELECT count(*) FROM sqlite_schema WHERE lower(name) = 'jobs'") == [(1,)]
+
+
+def test_the_limits_in_the_views_are_those_of_the_queue() -> None:
+    text = "".join(text for found in VIEWS.values() for texts in found.values() for text in texts)
+
+    for limit in (
+        f"NOT BETWEEN 1 AND {model.KIND_CHARS_MAX}",
+        f"NOT BETWEEN 1 AND {model.KEY_CHARS_MAX}",
+        f"NOT BETWEEN 1 AND {model.ATTEMPTS_MAX}",
+        f"> {model.PAYLOAD_BYTES_MAX}",
+    ):
+        assert limit in text
+
+
+def test_the_numbers_of_each_article_are_options_of_an_enqueue(queue: Queue) -> None:
+    """Covers S1.20, S1.29, S0.49, S2.30. F34: executions in all, and each policy has a delay."""
+    found = []
+    for options in (articles.JOBS, articles.TASKS, articles.ORDERS):
+        job = queue.get(queue.enqueue("mail", {}, **options))
+        assert job is not None
+        found.append((job.max_attempts, job.retry))
+
+    assert found == [(5, "article"), (3, "article"), (4, "article")]
+    assert articles.SLOTS == 3
+    assert handlers.TIMEOUT_SECONDS_DEFAULT == articles.STALE_SECONDS == 15 * 60
+
+
+def test_the_command_makes_shows_and_drops_the_views(run: Run) -> None:
+    run("enqueue", "mail", "{}", "--durability", "process")
+
+    assert run("articles", "tasks")[1] == (
+        "tasks: not made\nnext: killproof articles tasks --create\n"
+    )
+    assert run("articles", "--create", "tasks") == (0, "tasks: made\n", "")
+    shown = run("articles", "--show", "tasks")[1]
+    assert shown.startswith("CREATE VIEW tasks AS -- Made by killproof articles.\nSELECT id,")
+    assert json.loads(run("articles", "tasks", "--json")[1]) == [
+        {"article": "tasks", "name": "tasks", "is_made": True}
+    ]
+    assert run("articles", "--drop", "tasks")[0] == 0
+    assert run("articles", "--drop", "--create")[0] == 64
+    code, _, err = run("articles", "invoices")
+    assert (code, err.startswith("killproof: article 'invoices' is unknown: use jobs")) == (
+        64,
+        True,
+    )
