@@ -76,7 +76,9 @@ class Handler:
     """One registered function and its limits."""
 
     kind: str
-    function: "Callable[[Context], object]"
+    function: "Callable[[Context], object]"  #: runs to its end when called
+    original: "Callable[[Context], object]"  #: as it was registered
+    is_coroutine: bool  #: whether `original` only makes a coroutine, which an event loop runs
     timeout: float | None  #: seconds one execution may take; None is no limit
     lease: float | None  #: seconds a silent worker keeps the job; None is what enqueue said
 
@@ -124,7 +126,12 @@ class Handlers:
             if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
                 raise ValueError(f"{_place(function)} is a generator: a call would run nothing")
             self._handlers[kind] = Handler(
-                kind=kind, function=_plain(function), timeout=timeout, lease=lease
+                kind=kind,
+                function=_plain(function),
+                original=function,
+                is_coroutine=_is_coroutine_function(function),
+                timeout=timeout,
+                lease=lease,
             )
             return function
 
@@ -154,9 +161,7 @@ def _plain(function: "Callable[[Context], object]") -> "Callable[[Context], obje
 
     @functools.wraps(function)
     def run(context: "Context") -> object:
-        result = function(context)
-        if isinstance(result, Generator | AsyncGenerator):
-            raise TypeError(f"{_place(function)} returned a generator: nothing of it was run")
+        result = call(function, context)
         if not inspect.isawaitable(result):
             return result
         import asyncio  # 50 ms at the start of every worker, for those who need it alone.
@@ -164,6 +169,28 @@ def _plain(function: "Callable[[Context], object]") -> "Callable[[Context], obje
         return asyncio.run(_awaited(result))
 
     return run
+
+
+def call(function: "Callable[[Context], object]", context: "Context") -> object:
+    """Call a handler's function; what it returns may be awaitable, and is then yet to be run.
+
+    Raises:
+        TypeError: it returned a generator; and whatever the function raises.
+    """
+    result = function(context)
+    if isinstance(result, Generator | AsyncGenerator):
+        raise TypeError(f"{_place(function)} returned a generator: nothing of it was run")
+    return result
+
+
+def _is_coroutine_function(function: object) -> bool:
+    """Whether a call runs nothing: a function, a partial, or an object whose call is `async`.
+
+    A decorated one may look plain.  Then it is called in a thread, and what it returns awaited.
+    """
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004 - not whether it can be called.
+    )
 
 
 async def _awaited(result: Awaitable[object]) -> object:

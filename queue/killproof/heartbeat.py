@@ -185,20 +185,14 @@ class Heartbeat:
         self._overdue_grace_ns = round(overdue_grace * 1e9)
         self._log = log
         self._tenure: Tenure | None = None
-        self._wake = threading.Event()
-        self._wake_at_ns = 0
-        self._closing = False
-        self._thread = threading.Thread(target=self._run, name="killproof-heartbeat", daemon=True)
+        self._pulse = Pulse(self.beat, clock)
 
     def __enter__(self) -> "Heartbeat":
-        self._thread.start()
+        self._pulse.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._closing = True
-        self._wake.set()
-        # It may be waiting for a locked file; a worker that leaves has nothing to renew any more.
-        self._thread.join(LEAVE_SECONDS)
+    def __exit__(self, *error: object) -> None:
+        self._pulse.__exit__(*error)
 
     def watch(self, tenure: Tenure | None) -> None:
         """Take care of this tenure from now on (None: of nothing).
@@ -206,8 +200,8 @@ class Heartbeat:
         An assignment; the thread is woken only for a lease that is due before its next look.
         """
         self._tenure = tenure
-        if tenure is not None and tenure.renew_at_ns < self._wake_at_ns:
-            self._wake.set()
+        if tenure is not None:
+            self._pulse.wake_by(tenure.renew_at_ns)
 
     def beat(self) -> float:
         """Do what is due, and return the seconds until something may be due again."""
@@ -260,13 +254,46 @@ class Heartbeat:
         else:
             tenure.renewed(started_ns, self._clock.monotonic_ns())
 
+
+class Pulse:
+    """The thread that asks a function again and again what is due; a `with` block runs it."""
+
+    def __init__(self, beat: Callable[[], float], clock: Clock) -> None:
+        """Prepare the thread.
+
+        Args:
+            beat: does what is due, and returns the seconds until something may be due again.
+            clock: by whose monotonic reading `wake_by` is given.
+        """
+        self._beat = beat
+        self._clock = clock
+        self._wake = threading.Event()
+        self._wake_at_ns = 0
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="killproof-heartbeat", daemon=True)
+
+    def __enter__(self) -> "Pulse":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing = True
+        self._wake.set()
+        # It may be waiting for a locked file; a worker that leaves has nothing to renew any more.
+        self._thread.join(LEAVE_SECONDS)
+
+    def wake_by(self, at_ns: int) -> None:
+        """Make sure that it looks at this moment, if it would have slept past it."""
+        if at_ns < self._wake_at_ns:
+            self._wake.set()
+
     def _run(self) -> None:
         # Signals are for the main thread: delivered here they would not wake it from a system call.
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         while not self._closing:
             # Whoever comes while this thread looks must wake it: what it saw may be out of date.
             self._wake_at_ns = sys.maxsize
-            seconds = self.beat()
+            seconds = self._beat()
             self._wake_at_ns = self._clock.monotonic_ns() + round(seconds * 1e9)
             self._wake.wait(seconds)
             self._wake.clear()

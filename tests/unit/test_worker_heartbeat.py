@@ -305,20 +305,20 @@ def test_a_lease_that_is_due_sooner_wakes_the_thread(
     """Also when it comes while the thread looks at what was there before."""
     monkeypatch.setattr(heartbeat_module, "BEAT_SECONDS_MAX", 3_600.0)
     bench = Bench(seconds=10_800, grace=3_600)
-    bench.clock = bench.heartbeat._clock = clock = Clock()
+    bench.clock = bench.heartbeat._clock = bench.heartbeat._pulse._clock = clock = Clock()
     asleep, renewed = threading.Event(), threading.Event()
     short = Tenure(lease_of(clock, seconds=0.5), now_ns=clock.monotonic_ns() - SECOND)
     bench.queue.answer = renewed.set
     if while_looking:
         clock.at_first_reading = lambda: bench.heartbeat.watch(short)
     else:
-        wait = bench.heartbeat._wake.wait
+        wait = bench.heartbeat._pulse._wake.wait
 
         def told(seconds: float) -> bool:
             asleep.set()
             return wait(seconds)
 
-        monkeypatch.setattr(bench.heartbeat._wake, "wait", told)
+        monkeypatch.setattr(bench.heartbeat._pulse._wake, "wait", told)
     with bench.heartbeat:
         if not while_looking:
             assert asleep.wait(10)
