@@ -259,14 +259,23 @@ def test_a_deadline_is_counted_from_now(run: Run, place: Path) -> None:
 
 def test_each_command_is_where_the_table_says() -> None:
     for module, (_, names) in cli.MODULES.items():
-        registered = [cli._name(command) for command in cli._typer_of(module).registered_commands]
+        app = cli._typer_of(module)
+        registered = [cli._name(command) for command in app.registered_commands]
+        registered += [str(group.name) for group in app.registered_groups]
         assert sorted(registered) == sorted(names)
 
 
 def test_every_command_but_a_long_running_one_speaks_json(run: Run) -> None:
-    for _, names in cli.MODULES.values():
-        for name in names:
-            assert ("--json" in run(name, "--help")[1]) == (name != "work"), name
+    for module in cli.MODULES:
+        app = cli._typer_of(module)
+        words = [(cli._name(command),) for command in app.registered_commands] + [
+            (str(group.name), cli._name(command))
+            for group in app.registered_groups
+            if group.typer_instance is not None
+            for command in group.typer_instance.registered_commands
+        ]
+        for command in words:
+            assert ("--json" in run(*command, "--help")[1]) == (command != ("work",)), command
 
 
 def test_a_command_imports_its_own_module_and_no_other(
