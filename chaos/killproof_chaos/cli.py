@@ -29,6 +29,7 @@ from killproof_chaos import (
 from killproof_chaos.command import (
     Ending,
     JsonOption,
+    ReportOption,
     JunitOption,
     StoreOption,
     TargetOption,
@@ -82,6 +83,7 @@ def run(
     unknown: UnknownOption = None,
     junit: JunitOption = None,
     as_json: JsonOption = False,
+    report: ReportOption = True,
 ) -> None:
     """Run a queue under kills, stops and failures, then judge what it promised.
 
@@ -89,7 +91,7 @@ def run(
     that, or later while a slow machine still hits new places. The seed decides the plan; real
     processes are not deterministic, so it narrows a search and does not repeat a schedule.
     """
-    ending = Ending(unknown=unknown, junit=junit, as_json=as_json)
+    ending = Ending(unknown=unknown, junit=junit, as_json=as_json, report=report)
     options = Options(
         target=target,
         workers=within("workers", workers, 1, 64),
@@ -112,9 +114,10 @@ def check(
     unknown: UnknownOption = None,
     junit: JunitOption = None,
     as_json: JsonOption = False,
+    report: ReportOption = True,
 ) -> None:
     """Judge a run again, from its records alone."""
-    ending = Ending(unknown=unknown, junit=junit, as_json=as_json)
+    ending = Ending(unknown=unknown, junit=junit, as_json=as_json, report=report)
     crash_command.refuse(store)
     place = Store(store)
     engine = place.read_run().get("engine")
@@ -145,11 +148,12 @@ def replay(
     unknown: UnknownOption = None,
     junit: JunitOption = None,
     as_json: JsonOption = False,
+    report: ReportOption = True,
 ) -> None:
     """Print a run's plan and run it again, or print the story of a schedule of the engine sim."""
     if (token := sim_command.token_of(what)) is not None:
         sim_command.replay(token, verbose=verbose)
-    ending = Ending(unknown=unknown, junit=junit, as_json=as_json)
+    ending = Ending(unknown=unknown, junit=junit, as_json=as_json, report=report)
     if Path(what).is_dir():
         crash_command.refuse(Path(what))
         refuse_plan(Path(what))
@@ -242,7 +246,7 @@ def _perform(planned: Plan, store: Path | None, ending: Ending) -> None:
 
 def _judge(store: Store, ending: Ending) -> None:
     record = judge(store).record
-    conclude(record, ending, places=(f"report: {write_report(store.path)}",))
+    conclude(record, ending, places=ending.page(write_report, store.path))
 
 
 def _target_facts(name: str) -> dict[str, Any]:

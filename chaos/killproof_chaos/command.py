@@ -58,7 +58,10 @@ UnknownOption = Annotated[
 JunitOption = Annotated[Path | None, typer.Option(help="Also write the verdict as JUnit XML.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print verdict.json on stdout.")]
 ReportOption = Annotated[
-    bool, typer.Option(help="Write report.html too; its pictures cost a second or two.")
+    bool,
+    typer.Option(
+        envvar="KILLPROOF_REPORT", help="Write report.html too; its pictures cost a second or two."
+    ),
 ]
 
 

@@ -13,7 +13,7 @@ from killproof_chaos.targets import minimal_queue
 from killproof_chaos.targets.minimal_queue import MinimalQueue
 
 SECONDS_MAX = 120.0
-BUDGET = ("--seconds", "2.5", "--kills", "20", "--pauses", "10")
+BUDGET = ("--seconds", "2.5", "--kills", "10", "--pauses", "5")
 CONTROL_LINES_MAX = 150
 
 

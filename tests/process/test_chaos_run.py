@@ -72,7 +72,8 @@ def test_a_short_run_hits_every_place_and_finds_minimal_healthy(place: Path) -> 
     for _ in range(3):  # Of a supervisor that got no CPU for a second, no verdict is expected.
         shutil.rmtree(place / "run", ignore_errors=True)
         done = chaos(
-            place, "run", *SHORT, "--seed", "1", "--store", "run", "--junit", "junit.xml",
+            place, "run", *SHORT, "--seed", "1", "--store", "run", "--report", "--junit",
+            "junit.xml",
             environment={"GITHUB_STEP_SUMMARY": str(summary)},
         )  # fmt: skip
         if STARVED not in done.stdout:
@@ -111,14 +112,6 @@ def test_without_faults_the_obligations_are_missed_and_the_verdict_is_unknown(
     assert "obligation missed: kill@claim.locked" in done.stdout
     assert "obligation missed: pause@handler.start" in done.stdout
     assert "minimal: unknown" in done.stdout
-
-
-@pytest.mark.parametrize(("wish", "code"), [("pass", 0), ("fail", 1)])
-def test_ci_decides_what_it_makes_of_unknown(place: Path, wish: str, code: int) -> None:
-    words = ("--target", "minimal", "--seconds", "0.5", "--workers", "1", "--nemesis", "kill")
-    done = chaos(place, "run", *words, "--kills", "0", "--seed", "1", "--unknown", wish)
-
-    assert done.returncode == code, done.stdout + done.stderr
 
 
 def test_a_supervisor_that_is_killed_leaves_no_process_behind(place: Path) -> None:
@@ -286,26 +279,25 @@ def test_a_queue_without_hooks_history_or_audit_is_killed_and_judged_on_what_it_
     assert verdict["properties"]["P5"]["verdict"] == "not_promised"
 
 
-def test_a_replay_of_a_store_makes_the_same_plan_and_judges_anew(place: Path) -> None:
+def test_a_run_is_replayed_by_its_store_and_by_its_token_and_ci_decides_on_unknown(
+    place: Path,
+) -> None:
+    """The same plan each time, judged anew; without faults each of the runs is unknown."""
     words = ("--target", "minimal", "--seconds", "0.5", "--workers", "1", "--nemesis", "none")
-    chaos(place, "run", *words, "--seed", "5", "--store", "first")
+    run = chaos(place, "run", *words, "--seed", "5", "--store", "first")
     token = json.loads((place / "first/verdict.json").read_text())["replay"].split()[-1]
-    by_store = chaos(place, "replay", "first", "--store", "second")
-    by_token = chaos(place, "replay", token, "--store", "third")
+    by_store = chaos(place, "replay", "first", "--store", "second", "--unknown", "pass")
+    by_token = chaos(place, "replay", token, "--store", "third", "--unknown", "fail")
+    printed = chaos(place, "replay", "first", "--plan-only")
 
-    assert (by_store.returncode, by_token.returncode) == (2, 2), by_store.stderr + by_token.stderr
+    codes = (run.returncode, by_store.returncode, by_token.returncode)
+    assert codes == (2, 0, 1), run.stderr + by_store.stderr + by_token.stderr
     first = (place / "first/plan.json").read_bytes()
     assert (place / "second/plan.json").read_bytes() == first
     assert (place / "third/plan.json").read_bytes() == first
-
-
-def test_a_plan_can_be_printed_without_running_it(place: Path) -> None:
-    words = ("--target", "minimal", "--seconds", "0.5", "--workers", "1", "--nemesis", "none")
-    chaos(place, "run", *words, "--seed", "5", "--store", "first")
-    done = chaos(place, "replay", "first", "--plan-only")
-
-    assert done.returncode == 0
-    assert done.stdout.startswith("killproof chaos run --target minimal --seed 5 --workers 1")
+    assert printed.returncode == 0
+    assert printed.stdout.startswith("killproof chaos run --target minimal --seed 5 --workers 1")
+    assert not (place / "first/report.html").exists(), "pages are asked for"
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def _hasty(compiled: None, spot: Path) -> Run:
     """The verdict on a queue that answers before its sync, recorded once for several tests."""
     place = spot / "hasty"
     place.mkdir()
-    return Run(place, verdict_of(cut(place, "--target", "synchronous-normal", *SMALL), 1))
+    return Run(place, verdict_of(cut(place, "--target", "synchronous-normal", "--report", *SMALL), 1))
 
 
 @pytest.mark.usefixtures("compiled")

@@ -39,7 +39,7 @@ def sim(store: Path, target: str, scenario: str, *words: str) -> Result:
 def broken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     """A store in which a promise broke."""
     store = tmp_path_factory.mktemp("sim") / "store"
-    return store, sim(store, "checks-then-inserts", "unique-key")
+    return store, sim(store, "checks-then-inserts", "unique-key", "--report")
 
 
 def test_a_broken_promise_is_told_as_a_story_with_its_token_and_exit_code_1(
