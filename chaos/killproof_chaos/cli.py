@@ -26,11 +26,14 @@ from killproof_chaos import (
     targets,
     workload,
 )
+from killproof_chaos import (
+    mix as mixes,
+)
 from killproof_chaos.command import (
     Ending,
     JsonOption,
-    ReportOption,
     JunitOption,
+    ReportOption,
     StoreOption,
     TargetOption,
     UnknownOption,
@@ -43,7 +46,7 @@ from killproof_chaos.command import (
 )
 from killproof_chaos.display import shown
 from killproof_chaos.engines.proc import Engine
-from killproof_chaos.plan import NEMESES, NEMESES_DEFAULT, Options, Plan
+from killproof_chaos.plan import MIXES, NEMESES, NEMESES_DEFAULT, Options, Plan
 from killproof_chaos.report import write_report
 from killproof_evidence.judge import judge
 from killproof_evidence.store import Store
@@ -79,6 +82,9 @@ def run(
     jobs: Annotated[
         Path | None, typer.Option(help="Your own jobs, one JSON object a line.")
     ] = None,
+    mix: Annotated[
+        str, typer.Option(help="full: with backups and all else the target has; plain: jobs alone.")
+    ] = "full",
     store: StoreOption = None,
     unknown: UnknownOption = None,
     junit: JunitOption = None,
@@ -102,10 +108,9 @@ def run(
         seed=within("seed", random.randrange(10**6) if seed is None else seed, 0, SEED_MAX),
         nemeses=nemeses_of(nemesis),
         jobs=None if jobs is None else str(jobs),
+        mix=_mix(mix),
     )
-    given = workload.read_jobs(jobs) if jobs is not None else []
-    planned = plan.make(options, coverage.aims(targets.load(target), options), given)
-    _perform(planned, store, ending)
+    _perform(_plan(options), store, ending)
 
 
 @app.command()
@@ -159,9 +164,7 @@ def replay(
         refuse_plan(Path(what))
         planned = Plan.read(Store(what).plan)
     else:
-        options = Options.of_token(what)
-        given = workload.read_jobs(Path(options.jobs)) if options.jobs is not None else []
-        planned = plan.make(options, coverage.aims(targets.load(options.target), options), given)
+        planned = _plan(Options.of_token(what))
     print_plan(planned, sys.stdout if plan_only else sys.stderr)
     if not plan_only:
         _perform(planned, store, ending)
@@ -230,6 +233,19 @@ def _seconds(value: float) -> float:
     if not 0.5 <= value <= 3_600:
         raise ValueError(f"--seconds {value:g} must be a number from 0.5 to 3600")
     return value
+
+
+def _mix(word: str) -> str:
+    if word not in MIXES:
+        raise ValueError(f"--mix {word!r} is unknown: use {' or '.join(MIXES)}")
+    return word
+
+
+def _plan(options: Options) -> Plan:
+    """Expand the options, with what the target is and has, into the plan."""
+    target = targets.load(options.target)
+    given = workload.read_jobs(Path(options.jobs)) if options.jobs is not None else []
+    return plan.make(options, coverage.aims(target, options), given, mixes.of(target, options))
 
 
 def _perform(planned: Plan, store: Path | None, ending: Ending) -> None:

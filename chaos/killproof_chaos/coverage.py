@@ -6,9 +6,11 @@ something rare that must have happened at least once. A missed one makes the ver
 a campaign that never stopped a worker inside an ack has not shown that this is harmless.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
+from killproof_chaos import mix
 from killproof_chaos.engines.roles import REPEATS
 from killproof_chaos.phases import PHASES
 from killproof_chaos.plan import IO_ERRORS, IO_FILES, Options
@@ -41,6 +43,8 @@ FORWARD_SCHEDULED: Final = "the wall clock was set forward while a job was sched
 DOUBTED: Final = "a caller was told that nobody knows whether its commit happened"
 REPAIRED: Final = "everybody was killed after the failures, and the file was recovered"
 
+BACKED_UP: Final = "a backup was made while jobs were being claimed"
+
 #: Where nobody gets without a nemesis: no handler fails by itself, no worker stops by itself.
 REACHED_BY: Final = (("nack.", "handler"), ("release.", "term"), ("worker.stop", "term"))
 
@@ -48,6 +52,9 @@ REACHED_BY: Final = (("nack.", "handler"), ("release.", "term"), ("worker.stop",
 ENDED: Final = "the run came to its end"
 RESTED: Final = "the queue came to rest after the faults"
 EXPLAINED: Final = "the end of every process is explained"
+
+#: What a run owes for each capability of the target, and the nemeses that it takes.
+MIXED: Final = ((BACKED_UP, "backup", ()),)
 
 #: Each sometimes, and the nemeses that must all have been chosen for it to be obliged.
 SOMETIMES: Final = (
@@ -121,7 +128,13 @@ def obliged(target: Target, options: Options) -> list[str]:
         # A queue of which nothing is known may keep a rollback journal, and never cut its file.
         if "io" in options.nemeses and (call != "truncate" or hasattr(target, "database"))
     ]
-    return [ENDED, RESTED, EXPLAINED, *counts, *cells, *sometimes, *failures]
+    asked = mix.of(target, options)
+    mixed = [
+        sentence
+        for sentence, capability, nemeses in MIXED
+        if capability in asked and set(nemeses) <= set(options.nemeses)
+    ]
+    return [ENDED, RESTED, EXPLAINED, *counts, *cells, *sometimes, *mixed, *failures]
 
 
 def failure(call: str, error: str) -> str:
@@ -274,6 +287,25 @@ def _doubted(facts: _Facts) -> bool:
     return any(record["type"] == "info" and record["pid"] in victims for record in facts.history)
 
 
+def _backed_up(facts: _Facts) -> bool:
+    """Some backup had not ended when a job was claimed after its beginning."""
+    begun: dict[tuple[int, int], int] = {}
+    claims = sorted(record["t"] for record in facts.claims())
+    for record in facts.history:
+        if record["f"] != "backup":
+            continue
+        key = record["pid"], record["n"]
+        if record["type"] == "invoke":
+            begun[key] = record["t"]
+        elif (
+            record["type"] == "ok"
+            and key in begun
+            and (bisect_left(claims, begun[key]) < bisect_left(claims, record["t"]))
+        ):
+            return True
+    return False
+
+
 SHOWN: Final[tuple[tuple[str, Callable[[_Facts], bool]], ...]] = (
     (REDELIVERED, lambda f: f.taken_back(x["pid"] for x in f.of("kill"))),
     (SPARED, _spared),
@@ -296,4 +328,5 @@ SHOWN: Final[tuple[tuple[str, Callable[[_Facts], bool]], ...]] = (
     (FORWARD_SCHEDULED, lambda f: _at_step(f, SCHEDULED, forward=True)),
     (DOUBTED, _doubted),
     (REPAIRED, lambda f: any(x["hit"] for x in f.of("repair"))),
+    (BACKED_UP, _backed_up),
 )

@@ -22,6 +22,7 @@ from killproof_chaos import workload
 NEMESES: Final = ("kill", "pause", "term", "handler", "lock", "clock", "io")
 #: Those of a run that asks for none: the others need a C compiler (docs/decisions.md 17).
 NEMESES_DEFAULT: Final = ("kill", "pause", "term", "handler", "lock")
+MIXES: Final = ("full", "plain")
 #: A run ends after so many times the seconds asked for, whatever has hit by then; on a machine so
 #: slow that new places are still being hit, after at most the second.
 STRETCH: Final = 3
@@ -69,6 +70,7 @@ class Options:
     seed: int = 1
     nemeses: tuple[str, ...] = NEMESES_DEFAULT
     jobs: str | None = None  #: path of the user's jobs
+    mix: str = "full"  #: full: with all that the target has besides jobs; plain: jobs alone
 
     def argv(self) -> list[str]:
         """Return the command line that asks for this run."""
@@ -82,6 +84,8 @@ class Options:
             words += ["--nemesis", ",".join(self.nemeses) or "none"]
         if self.jobs is not None:
             words += ["--jobs", self.jobs]
+        if self.mix != default.mix:
+            words += ["--mix", self.mix]
         return words
 
     def token(self) -> str:
@@ -102,6 +106,8 @@ class Options:
             value = getattr(options, name)
             if not isinstance(value, int) or value < low:
                 raise ValueError(f"{name} is {value!r}")
+        if options.mix not in MIXES:
+            raise ValueError(f"mix is {options.mix!r}")
         if not options.seconds > 0:
             raise ValueError(f"seconds is {options.seconds!r}")
         if not set(options.nemeses) <= set(NEMESES):
@@ -148,6 +154,7 @@ class Plan:
     options: Options
     operations: Sequence[Sequence[workload.Operation]]  #: for each producer
     faults: Sequence[Fault] = field(default_factory=tuple)
+    capabilities: Sequence[str] = ()  #: what is asked of the queue besides jobs
 
     @property
     def workers(self) -> list[str]:
@@ -156,8 +163,9 @@ class Plan:
 
     @property
     def producers(self) -> list[str]:
-        """Names of the producer processes."""
-        return [f"p{number}" for number in range(1, self.options.producers + 1)]
+        """Names of the processes that have operations: producers, and who maintains the file."""
+        names = [f"p{number}" for number in range(1, self.options.producers + 1)]
+        return names if len(self.operations) == len(names) else [*names, "m1"]
 
     def write(self, path: Path) -> None:
         """Write plan.json, the same bytes for the same plan.
@@ -181,6 +189,7 @@ class Plan:
             "schema": 1,
             "options": asdict(self.options),
             "processes": self.workers + self.producers,
+            "capabilities": list(self.capabilities),
             "faults": [
                 {
                     name: value
@@ -218,6 +227,7 @@ class Plan:
                     for rows in record["operations"].values()
                 ],
                 faults=[Fault(**{"at_ms": 0, **row}) for row in record["faults"]],
+                capabilities=tuple(record.get("capabilities", ())),
             )
         except (OSError, ValueError, TypeError, LookupError) as error:
             raise PlanInvalid(
@@ -225,13 +235,19 @@ class Plan:
             ) from None
 
 
-def make(options: Options, phases: Sequence[str], jobs: Sequence[dict[str, Any]] = ()) -> Plan:
+def make(
+    options: Options,
+    phases: Sequence[str],
+    jobs: Sequence[dict[str, Any]] = (),
+    capabilities: Sequence[str] = (),
+) -> Plan:
     """Expand the options into a plan.
 
     Args:
         options: with the seed.
         phases: the sync points that the target has; each is aimed at once for each nemesis.
         jobs: the user's jobs; empty: made up from the seed.
+        capabilities: what is asked of the queue besides jobs.
     """
     source = random.Random(f"faults {options.seed}")
     faults: list[Fault] = []
@@ -260,7 +276,9 @@ def make(options: Options, phases: Sequence[str], jobs: Sequence[dict[str, Any]]
             trouble="handler" in options.nemeses,
             delays="clock" in options.nemeses,
             jobs=jobs,
+            capabilities=capabilities,
         ),
+        capabilities=tuple(capabilities),
         faults=sorted(faults, key=lambda fault: fault.at_ms),
     )
 

@@ -18,6 +18,10 @@ from typing import Any, Final
 
 #: Enough to keep some worker busy and some idle: recovery is measured with idle peers.
 JOBS_PER_SECOND: Final = 70
+#: What a queue may have besides jobs, and what a run then asks of it (see `mix`).
+CAPABILITIES: Final = ("backup",)
+#: The first backup comes when there is something to copy, then one every so often.
+BACKUP_MS: Final = (1_500, 2_500)
 KINDS: Final = ("webhook", "report", "scrape", "backup", "import")
 SINKS: Final = ("log", "table", "http")
 WORDS: Final = frozenset({"ok", "raise", "permanent", "exit", "abort", "unjsonable"})
@@ -102,7 +106,7 @@ class Job:
 class Operation:
     """One thing that a producer does."""
 
-    f: str  #: enqueue, cancel, replay or reap
+    f: str  #: enqueue, cancel, replay, reap or backup
     at_ms: int  #: due so long after the start of the run
     job: Job | None = None  #: to enqueue
     of: str | None = None  #: harness id of the job to cancel or replay
@@ -146,8 +150,9 @@ def make(
     trouble: bool,
     delays: bool = False,
     jobs: Sequence[dict[str, Any]] = (),
+    capabilities: Sequence[str] = (),
 ) -> list[list[Operation]]:
-    """Return the operations of each producer.
+    """Return the operations of each producer, and those of a maintenance process if there are any.
 
     Args:
         seed: the same seed, the same operations.
@@ -156,6 +161,7 @@ def make(
         trouble: whether handlers raise, hang, exit, abort and return what JSON cannot hold.
         delays: whether at every moment some job shall wait for its time, also on a slow machine.
         jobs: the user's jobs as `read_jobs` returns them; empty: made up.
+        capabilities: what else is asked of the queue, of CAPABILITIES.
     """
     source = random.Random(f"workload {seed}")
     lists: list[list[Operation]] = [[] for _ in range(producers)]
@@ -177,7 +183,16 @@ def make(
         operations.extend(_follow(job, at_ms, source))
     for operations in lists:
         operations.sort(key=lambda operation: operation.at_ms)
-    return lists
+    maintenance = _maintenance(seconds, capabilities)
+    return [*lists, maintenance] if maintenance else lists
+
+
+def _maintenance(seconds: float, capabilities: Sequence[str]) -> list[Operation]:
+    """Return what somebody does to the queue now and then who puts no job in."""
+    if "backup" not in capabilities:
+        return []
+    first, gap = BACKUP_MS
+    return [Operation(f="backup", at_ms=at) for at in range(first, int(seconds * 1_000), gap)]
 
 
 def _in_burst(at_ms: float) -> int:

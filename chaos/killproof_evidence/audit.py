@@ -29,18 +29,18 @@ _NOW_MS: Final = "CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INT
 
 def audit_sql(mapping: AuditMapping) -> str:
     """Return the script that makes the audit table and its three triggers."""
-    new = {name: _expression(getattr(mapping, name)) for name in ("id", "state", *_FIELDS)}
+    new = {name: expression(getattr(mapping, name)) for name in ("id", "state", *_FIELDS)}
     old = {name: text.replace("NEW.", "OLD.") for name, text in new.items()}
     # A queue that forgets the token when it ends a job still has it in the old row.
     last_fence = f"COALESCE({new['fence']}, {old['fence']})"
     both = new | {"fence": last_fence}
     changed = [f"{new[name]} IS NOT {old[name]}" for name in ("state", *_FIELDS[:5])]
-    body = _expression(mapping.payload)
+    body = expression(mapping.payload)
     harness_id = f"CASE WHEN json_valid({body}) THEN json_extract({body}, '$.id') END"
     columns = ", ".join(
         ("seq INTEGER PRIMARY KEY", "t_ms", "job", "old", "new", *_FIELDS, "harness_id")
     )
-    name = _quoted(mapping.table)
+    name = quoted(mapping.table)
     return f"""
 CREATE TABLE {TABLE} ({columns});
 CREATE TRIGGER {TABLE}_insert AFTER INSERT ON {name} BEGIN
@@ -61,11 +61,11 @@ def install_audit(database: Path | str, mapping: AuditMapping) -> None:
     Raises:
         sqlite3.Error: the table or a column of the mapping does not exist; nothing was changed.
     """
-    name = _quoted(mapping.table)
+    name = quoted(mapping.table)
     with closing(sqlite3.connect(database, isolation_level=None)) as connection:
         connection.executescript(f"BEGIN IMMEDIATE; {audit_sql(mapping)}")
         columns = connection.execute(f"PRAGMA table_info({name})").fetchall()
-        first = _quoted(columns[0][1])
+        first = quoted(columns[0][1])
         # A wrong column in a trigger is only refused when it fires: make SQLite compile it now.
         # Closing without the commit takes everything back.
         for statement in (
@@ -109,14 +109,15 @@ def _insert(row: dict[str, str], old: str, new: str, harness_id: str) -> str:
     return f"INSERT INTO {TABLE} ({columns}) VALUES ({values});"  # noqa: S608 - from the mapping
 
 
-def _expression(text: str | None) -> str:
+def expression(text: str | None) -> str:
     """Return the mapping's column or expression as SQL over NEW."""
     if text is None:
         return "NULL"
     if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", text):
-        return f"NEW.{_quoted(text)}"
+        return f"NEW.{quoted(text)}"
     return f"({text})"
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
+    """Return a name as SQL."""
     return '"' + name.replace('"', '""') + '"'

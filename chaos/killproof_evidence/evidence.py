@@ -32,6 +32,7 @@ SNAPSHOT: Final = "snapshot.jsonl"
 NEMESIS: Final = "nemesis.jsonl"
 TABLE: Final = "effects/table.jsonl"
 HTTP: Final = "effects/http.jsonl"
+BACKUPS: Final = "backups.jsonl"
 
 #: Faults after which a process has no further record; the rest leave it alive.
 DEADLY: Final = frozenset({"kill", "producer-kill"})
@@ -300,6 +301,25 @@ class Recovery:
         return "recovery.jsonl", self.line
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class Backup:
+    """One backup, as a process of its own found it after the run."""
+
+    line: int
+    name: str  #: as its maker told it
+    opens: bool
+    error: str | None  #: why it does not open
+    problems: list[str]  #: what SQLite finds wrong in it
+    seq: int | None  #: the last change that is in it; None: no audit tells
+    count: int  #: jobs that were in it
+    jobs: dict[str, tuple[int, str]] = field(default_factory=dict)  #: id -> its line, its state
+
+    @property
+    def at(self) -> Line:
+        """Where it is written."""
+        return BACKUPS, self.line
+
+
 class Evidence:
     """A run as the checkers see it."""
 
@@ -333,6 +353,7 @@ class Evidence:
             self._read_sinks()
             self.samples = list(self._read_samples())
             self.recoveries = list(self._read_recoveries())
+            self.backups = self._read_backups()
         self.last_seen = self._last_seen()
         self.t_last = max(self.last_seen.values(), default=0)  #: of any process
         self._explain_deaths()
@@ -596,6 +617,30 @@ class Evidence:
                 t_reclaim=record.get("t_reclaim"),
                 peers_idle=bool(record.get("peers_idle", True)),
             )
+
+    def _read_backups(self) -> dict[str, Backup]:
+        """Read what each backup is and holds, by its name."""
+        found: dict[str, Backup] = {}
+        for line, record in self.store.read(self.store.backups):
+            try:
+                if record is None:
+                    raise KeyError("torn")
+                name = record["backup"]
+                if "job" in record:
+                    found[name].jobs[record["job"]] = line, record["state"]
+                    continue
+                found[name] = Backup(
+                    line=line,
+                    name=name,
+                    opens=record["opens"],
+                    error=record.get("error"),
+                    problems=record["problems"],
+                    seq=record.get("seq"),
+                    count=record.get("jobs", 0),
+                )
+            except (KeyError, TypeError) as error:
+                self._bad(BACKUPS, line, f"a record with a missing or wrong field ({error})")
+        return found
 
     def _last_seen(self) -> dict[int, int]:
         seen: dict[int, int] = {}

@@ -190,8 +190,8 @@ PROPERTIES: Final = (
     Property(
         number="P24",
         sentence="A backup opens and holds every job from before it",
-        engines=("disk",),
-        sources=(),
+        engines=("proc",),
+        sources=("history", "audit", "backups"),
     ),
 )
 

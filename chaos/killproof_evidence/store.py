@@ -10,6 +10,7 @@ audit.jsonl         each committed change of a job, in commit order
 snapshot.jsonl      every job after all processes have ended
 samples.jsonl       WAL bytes, open files, threads over time
 recovery.jsonl      each kill of a holder and the re-claim that followed
+backups.jsonl       each backup that was made in the run: what its copy is and holds
 db/                 the database, copied when all processes have ended
 verdict.json        what the checkers found
 """
@@ -103,6 +104,11 @@ class Store:
         return self.path / "recovery.jsonl"
 
     @property
+    def backups(self) -> Path:
+        """The facts of the backups that were made in the run."""
+        return self.path / "backups.jsonl"
+
+    @property
     def plan(self) -> Path:
         """The expanded plan."""
         return self.path / "plan.json"
@@ -136,7 +142,7 @@ class Store:
 
     def sizes(self) -> dict[str, int]:
         """Return the size in bytes of every file of records, under its path in the store."""
-        whole = [self.nemesis, self.audit, self.snapshot, self.samples, self.recovery]
+        whole = (self.nemesis, self.audit, self.snapshot, self.samples, self.recovery, self.backups)
         files = [path for path in whole if path.exists()]
         files += [*self.history_files(), *sorted(self.effects.glob("*.jsonl"))]
         return {path.relative_to(self.path).as_posix(): path.stat().st_size for path in files}

@@ -165,6 +165,17 @@ class SteppedTarget(HostedTarget, Protocol):
     sync_points: frozenset[str]
 
 
+class MixedTarget(Target, Protocol):
+    """Any level: the queue has more than jobs, and a run shall use it (`killproof chaos run`).
+
+    Each word stands for a member of the client or of the worker that is called only where the word
+    is announced: `backup`: `client.backup()` puts a copy of the open file into a folder `backups`
+    below that of the queue, and returns the copy's path relative to the queue's folder.
+    """
+
+    capabilities: frozenset[str]
+
+
 class RepairableTarget(Target, Protocol):
     """Any level: after a disk error the queue stops, and its documents tell how to bring it back.
 

@@ -167,6 +167,24 @@ class Process:
         self.invokes("claim")
         self.hears("ok")
 
+    def backs_up(
+        self, *, seq: int | None = None, jobs: dict[int, str] | None = None, **head: Any
+    ) -> str:
+        """Make a backup of all that is committed; what is leased is given back in it."""
+        name = f"backup-{len(self.run.backups)}"
+        self.invokes("backup")
+        states = {job.id: str(job.state) for job in self.run.jobs if job.state is not None}
+        found = {n: "available" if old == "leased" else old for n, old in states.items()}
+        found = found if jobs is None else jobs
+        seq = len(self.run.audit) if seq is None else seq
+        facts = {"backup": name, "opens": True, "problems": [], "seq": seq, "jobs": len(found)}
+        self.run.backups.append(facts | head)
+        self.run.backups += [
+            {"backup": name, "job": str(n), "state": state} for n, state in found.items()
+        ]
+        self.hears("ok", value={"backup": name})
+        return name
+
     def exits(self) -> None:
         self.number += 1
         self.alive = False
@@ -226,6 +244,7 @@ class Run:
         self.posts: list[dict[str, Any]] = []
         self.samples: list[dict[str, Any]] = []
         self.recoveries: list[dict[str, Any]] = []
+        self.backups: list[dict[str, Any]] = []
         self.database: str | None = "CREATE TABLE job (id INTEGER PRIMARY KEY)"
         self.audited = True
 
@@ -316,6 +335,7 @@ class Run:
         write(store.effects / "http.jsonl", self.posts)
         write(store.samples, self.samples)
         write(store.recovery, self.recoveries)
+        write(store.backups, self.backups)
         rows = [row for job in self.jobs if job.state for row in [snapshot(job)] * job.rows]
         write(store.snapshot, rows)
         store.write_contract(

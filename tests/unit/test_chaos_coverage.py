@@ -45,7 +45,17 @@ def test_the_manifest_of_killproof_is_every_phase_of_the_design_by_kill_and_by_p
         "an operation waited for a foreign program's write lock",
         "a foreign program held the write lock for longer than a lease",
         "the HTTP sink was asked again for a key that it had applied",
+        "a backup was made while jobs were being claimed",
     }
+
+
+def test_a_capability_is_owed_by_who_announces_it_and_is_asked() -> None:
+    killproof, minimal = targets.load("killproof"), targets.load("minimal")
+    mixed = {sentence for sentence, _, _ in coverage.MIXED}
+
+    assert mixed <= set(coverage.obliged(killproof, Options()))
+    assert not mixed & set(coverage.obliged(killproof, Options(mix="plain")))
+    assert not mixed & set(coverage.obliged(minimal, Options()))
 
 
 def test_the_phases_are_those_of_the_design() -> None:
@@ -279,7 +289,8 @@ def test_each_call_and_error_is_owed_when_calls_are_made_to_fail() -> None:
 
 
 def test_every_sentence_of_the_manifest_can_be_met() -> None:
-    assert {sentence for sentence, _ in coverage.SOMETIMES} == {s for s, _ in coverage.SHOWN}
+    owed = {entry[0] for entry in (*coverage.SOMETIMES, *coverage.MIXED)}
+    assert owed == {sentence for sentence, _ in coverage.SHOWN}
 
 
 def make_store(

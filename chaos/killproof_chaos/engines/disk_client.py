@@ -162,7 +162,7 @@ def play(target: Target, place: Path, store: Store, name: str) -> None:
     text = (store.path / OPERATIONS.format(name)).read_text(encoding="utf-8")
     mine = [_operation(found) for found in json.loads(text)]
     recorder = open_recorder(process_name())
-    ids = roles.known_ids(store, name)
+    ids, _ = roles.known_ids(store, name)
     with closing(target.client(place)) as client:
         hook.ready()
         while hook.is_held() and not stopped.wait(roles.HOLD_SECONDS):

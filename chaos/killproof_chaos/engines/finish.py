@@ -14,14 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from killproof_chaos import coverage
+from killproof_chaos import coverage, mix
 from killproof_chaos.plan import Options, Plan
 from killproof_evidence.audit import dump_audit, install_audit
+from killproof_evidence.backups import BackupsUnread, read_backups
 from killproof_evidence.environment import environment
 from killproof_evidence.store import Store
 from killproof_evidence.target import Target
 from killproof_evidence.wall_clock import WallClock
 
+#: Where a target puts the copies that it is asked for, below the folder of the queue.
+BACKUPS: Final = "backups"
 #: The sink that is a table: a row counts when the transaction of the ack has committed.
 EFFECT_TABLE: Final = """
     CREATE TABLE chaos_effect (
@@ -43,6 +46,7 @@ def prepare(target: Target, place: Path, database: Path, plan: Plan) -> None:
     place.mkdir()
     kinds = sorted({op.job.kind for ops in plan.operations for op in ops if op.job is not None})
     (place / "kinds.json").write_text(json.dumps(kinds), encoding="utf-8")
+    mix.write(place, plan.capabilities)
     target.prepare(place)
     if target.audit is not None:
         install_audit(database, target.audit)
@@ -60,7 +64,7 @@ def finish(
     run: dict[str, Any],
 ) -> dict[str, Any]:
     """Write everything that the checkers read; return run.json as written."""
-    shutil.copytree(place, store.db, dirs_exist_ok=True)
+    shutil.copytree(place, store.db, ignore=_left_out, dirs_exist_ok=True)
     copy = store.db / database.name
     durability = None
     if target.audit is not None:
@@ -68,6 +72,7 @@ def finish(
         _dump_effects(copy, store)
         durability = _durability(copy)
     store.write_snapshot(target.snapshot(store.db))
+    _read_backups(target, store, place, copy, run)
     _write_recovery(store)
     shutil.rmtree(place)
     found = environment(store.path, durability=durability)
@@ -77,6 +82,33 @@ def finish(
     run["obligations"]["hit"] = coverage.hit(store, options, run)
     store.write_run(run)
     return run
+
+
+def _left_out(_folder: str, names: list[str]) -> set[str]:
+    """Leave out what may be large; of the backups the store keeps the facts."""
+    return {BACKUPS} & set(names)
+
+
+def _read_backups(
+    target: Target, store: Store, place: Path, original: Path, run: dict[str, Any]
+) -> None:
+    """Write what each backup that its maker was told of is, and what it holds."""
+    made = [
+        record["value"]["backup"]
+        for path in store.history_files()
+        for _, record in store.read(path)
+        if record is not None and record["f"] == "backup" and record["type"] == "ok"
+    ]
+    if not made:
+        return
+    log = store.writer(store.backups)
+    try:
+        for facts in read_backups(original, target.audit, [(name, place / name) for name in made]):
+            log.append(facts)
+    except BackupsUnread as error:
+        run["problems"].append(f"the backups could not be read: {error}")
+    finally:
+        log.close()
 
 
 def _dump_effects(database: Path, store: Store) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from killproof_chaos import coverage, targets
+from killproof_chaos import coverage, mix, targets
 from killproof_chaos.engines.crash_process import last_line, last_words
 from killproof_chaos.engines.crew import Crew, EngineFailed, Process
 from killproof_chaos.engines.finish import finish, prepare
@@ -111,7 +111,8 @@ class Engine:
         self._owed = frozenset(obliged)
         prepare(self._target, self._place, self._database, self._plan)
         self._wire.mkdir()
-        self._store.write_contract(self._target.contract)
+        contract = mix.contract_of(self._target.contract, self._plan.capabilities)
+        self._store.write_contract(contract)
         self._plan.write(self._store.plan)
         self._nemesis_log = self._store.writer(self._store.nemesis)
         self._samples = self._store.writer(self._store.samples)

@@ -28,6 +28,9 @@ from killproof_evidence.target import Client, Indefinite, Target
 #: Requests for a key that the sink has applied already; beside the effects, for they had none.
 REPEATS: Final = "repeats.jsonl"
 OBSERVE_SECONDS: Final = 0.1
+#: A job is put in again within this share of its delay: the call may have to wait as well, for the
+#: lock of a foreign program.
+REPEAT_SHARE: Final = 1 / 3
 #: Between two looks of a producer that holds back.
 HOLD_SECONDS: Final = 0.01
 #: How long the foreign program waits for the lock it wants to hold.
@@ -74,7 +77,7 @@ def produce(target: Target, place: Path, store: Store, name: str, start_ns: int)
     plan = Plan.read(store.plan)
     operations = plan.operations[plan.producers.index(name)]
     recorder = open_recorder(process_name())
-    ids = known_ids(store, name)
+    ids, asked_ns = known_ids(store, name)
     client = target.client(place)
     hook.ready()
     begun = hook.progress()
@@ -90,6 +93,8 @@ def produce(target: Target, place: Path, store: Store, name: str, start_ns: int)
         if stopped.is_set():
             break
         hook.set_progress(number + 1)
+        if _comes_too_late(operation, asked_ns):
+            continue
         perform(client, recorder, operation, ids)
     client.close()
     recorder.close()
@@ -101,20 +106,34 @@ def _may_repeat(operation: Operation) -> bool:
     return job is not None and job.key is not None and job.delay_ms >= WAITING_MS
 
 
-def known_ids(store: Store, name: str) -> dict[str, str]:
-    """Return the queue's ids of the jobs that earlier lives of this producer enqueued."""
+def _comes_too_late(operation: Operation, asked_ns: dict[str, int]) -> bool:
+    """Say whether a job is to be put in again, and might have ended since it was put in.
+
+    Its key would be free then, and a second job of one name would look like a double effect.
+    """
+    job = operation.job
+    if job is None:
+        return False
+    now = time.monotonic_ns()
+    return (now - asked_ns.setdefault(job.id, now)) / 1e6 > job.delay_ms * REPEAT_SHARE
+
+
+def known_ids(store: Store, name: str) -> tuple[dict[str, str], dict[str, int]]:
+    """Return the queue's ids of the jobs that earlier lives of this producer enqueued, and when."""
     ids: dict[str, str] = {}
+    asked_ns: dict[str, int] = {}
     if hook.progress() == 0:
-        return ids
+        return ids, asked_ns
     for path in store.history.glob(f"{name}.*jsonl"):
         for _, record in store.read(path):
             # The completion names the queue's id, the invocation before it the harness's.
             if record is not None and record["f"] == "enqueue":
                 if record["type"] == "invoke":
                     asked = record["value"]["id"]
+                    asked_ns.setdefault(asked, record["t"])
                 elif record["type"] == "ok":
                     ids[asked] = str(record["job"])
-    return ids
+    return ids, asked_ns
 
 
 def perform(client: Client, recorder: Recorder, operation: Operation, ids: dict[str, str]) -> None:
@@ -134,6 +153,10 @@ def perform(client: Client, recorder: Recorder, operation: Operation, ids: dict[
             reap = getattr(client, "reap", None)
             if reap is not None:
                 recorder.call("reap", reap, told=lambda result: {"value": result})
+        elif operation.f == "backup":
+            backup = getattr(client, "backup", None)
+            assert backup is not None, "the target announces the capability `backup`"
+            recorder.call("backup", backup, told=lambda result: {"value": {"backup": result}})
         elif operation.of in ids:
             known = ids[operation.of]
             act = client.cancel if operation.f == "cancel" else client.replay

@@ -25,6 +25,7 @@ from killproof import (
     Lease,
     LeaseLost,
     Queue,
+    backup,
     maintenance,
     operations,
 )
@@ -50,6 +51,8 @@ RETRY: Final = "fixed:0.05"
 TIMEOUT_SECONDS: Final = 1.2
 GRACE_SECONDS: Final = 0.25
 SNOOZE_SECONDS: Final = 0.1
+#: Below the folder of the queue.
+BACKUPS: Final = "backups"
 #: Production has one checkpoint in hundreds of commits; a run of seconds must see dozens.
 CHECKPOINT_COMMITS: Final = 25
 
@@ -66,6 +69,7 @@ CONTRACT: Final = Contract(
         **{f"P{number}": True for number in range(2, 22)},
         "P1": "power",
         "P6": "transaction",
+        "P24": True,
     },
     parameters={
         "lease_ms": round(LEASE_SECONDS * 1_000),
@@ -230,6 +234,7 @@ class KillproofTarget:
     contract = CONTRACT
     sync_points = frozenset(phases.PHASES) - NOT_OFFERED
     database = "queue.db"
+    capabilities = frozenset({"backup"})
     #: `open` gives a whole `killproof.Queue` on any host: engine `disk` chooses the clock of the
     #: boot after a cut, and holds jobs as a worker does not.
     hosts_queue = True
@@ -254,7 +259,7 @@ class KillproofTarget:
 
     def client(self, place: Path) -> "KillproofClient":
         """Open the queue for a producer."""
-        return KillproofClient(Queue(place / self.database, host=_host()))
+        return KillproofClient(Queue(place / self.database, host=_host()), place / BACKUPS)
 
     def open(self, place: Path, host: Host) -> Queue:
         """Open the queue on an injected host."""
@@ -381,11 +386,12 @@ def kinds_of(place: Path) -> Sequence[str]:
 class KillproofClient:
     """What a producer does: enqueue, cancel, replay, and reap as a maintenance job would."""
 
-    def __init__(self, queue: Queue) -> None:
-        """Wrap the queue's own calls."""
+    def __init__(self, queue: Queue, backups: Path) -> None:
+        """Wrap the queue's own calls; `backups` is the folder of its copies."""
         sync.hook = hook.hook
         queue.database.checkpoint_commits = CHECKPOINT_COMMITS
         self._queue = queue
+        self._backups = backups
 
     def enqueue(self, kind: str, payload: dict[str, Any], **options: Any) -> int:
         """Put a job in.
@@ -410,6 +416,13 @@ class KillproofClient:
         """Take back the leases of dead workers."""
         with _translated():
             return self._queue.reap()
+
+    def backup(self) -> str:
+        """Copy the file while it is open; return the path of the copy below the queue's folder."""
+        self._backups.mkdir(exist_ok=True)
+        with _translated():
+            made = backup.backup(self._queue, self._backups)
+        return f"{self._backups.name}/{Path(made.path).name}"
 
     def close(self) -> None:
         """Close the queue."""

@@ -8,6 +8,7 @@ is resolved for the queue, a hole in the evidence is `unknown`.
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from killproof_evidence.checkers.backups import whole_backups
 from killproof_evidence.checkers.durability import (
     conservation,
     durable_acknowledgement,
@@ -53,4 +54,5 @@ CHECKERS: Final[Mapping[str, Checker]] = {
     "P19": no_starvation,
     "P20": no_storm,
     "P21": graceful_stop,
+    "P24": whole_backups,
 }

@@ -1,0 +1,50 @@
+"""What a run asks of a queue besides jobs: the capabilities that its target announces.
+
+A target says with `capabilities` what its queue has; a queue that has none is never asked, and owes
+nothing for it.  `--mix plain` leaves all of them out.  What was asked stands in the plan, and in
+`mix.json` beside the queue, where the target's own code finds it.
+
+| capability   | what the run does with it |
+|---|---|
+| `backup`     | a maintenance process copies the file every few seconds |
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from killproof_chaos.plan import Options
+from killproof_chaos.workload import CAPABILITIES
+from killproof_evidence.contract import Contract
+from killproof_evidence.target import Target
+
+#: Promises about a capability: a run that does not ask for it has no evidence on them.
+PROMISES: Final = {"P24": "backup"}
+FILE: Final = "mix.json"
+
+
+def of(target: Target, options: Options) -> tuple[str, ...]:
+    """Return what a run with these options asks of the target, in a fixed order."""
+    offered: frozenset[str] = getattr(target, "capabilities", frozenset())
+    return tuple(name for name in CAPABILITIES if name in offered and options.mix == "full")
+
+
+def contract_of(contract: Contract, capabilities: Iterable[str]) -> Contract:
+    """Return the contract without promises about what the run does not ask for."""
+    asked = set(capabilities)
+    left_out = {promise for promise, needed in PROMISES.items() if needed not in asked}
+    promises = {name: level for name, level in contract.promises.items() if name not in left_out}
+    return replace(contract, promises=promises)
+
+
+def write(place: Path, capabilities: Iterable[str]) -> None:
+    """Write down beside the queue what is asked of it."""
+    (place / FILE).write_text(json.dumps(list(capabilities)), encoding="utf-8")
+
+
+def read(place: Path) -> frozenset[str]:
+    """Return what is asked of the queue in this folder; nothing where nobody has said."""
+    path = place / FILE
+    return frozenset(json.loads(path.read_text(encoding="utf-8")) if path.exists() else ())
