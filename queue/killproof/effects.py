@@ -27,11 +27,13 @@ only the author of the handler knows, hence there is no default:
 A row reserved by *another* job's living lease is in flight: this job is snoozed meanwhile.
 """
 
+import inspect
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final, Literal
+from functools import partial
+from typing import Any, Final, Literal, cast
 
 from killproof.core import model, sync
 from killproof.core.clock import Clock
@@ -49,6 +51,8 @@ from killproof.core.model import Job, Lease
 from killproof.handlers import Hold, Permanent, RetryLater, Snooze
 
 InDoubt = Literal["again", "check", "skip", "held"]
+#: Asks the remote side about a key: True applied, False not, None can not tell.
+Check = Callable[[str], bool | Awaitable[bool | None] | None]
 
 SCHEMA_VERSION: Final = 1
 SCOPE_CHARS_MAX: Final = 200
@@ -80,7 +84,7 @@ class Effect:
     key: str  #: names the effect within its scope, equal on every attempt
     function: Callable[[str], object]  #: applies it; gets the key for the remote side
     in_doubt: InDoubt
-    check: Callable[[str], bool | None] | None = None
+    check: Check | None = None
 
     def __post_init__(self) -> None:
         model.check_text(self.scope, "scope", SCOPE_CHARS_MAX)
@@ -107,6 +111,19 @@ def key_of(job: Job) -> str:
     The time of its creation tells it from the job with the same id in another file.
     """
     return job.key if job.key is not None else f"{job.kind}:{job.id}:{job.created_ms}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One call that may block."""
+
+    call: Callable[[], Any]
+    theirs: object = None  #: the handler's own function behind it; None: it is the ledger's
+
+
+Steps = Generator[_Step, Any, object]
+#: Runs a function where it may block, and returns what it returns.
+OffLoop = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
 class Ledger:
@@ -148,21 +165,68 @@ class Ledger:
             Rejected: from the function; and whatever else it raises.
             KillproofError: as for `Queue.ack`.
         """
+        steps = self._steps(effect)
+        try:
+            step = next(steps)
+            while True:
+                try:
+                    answer = step.call()
+                    if inspect.iscoroutine(answer):
+                        answer.close()  # Nothing of it was run; taken as it is, it would be a yes.
+                        raise TypeError(f"{step.theirs!r} is a coroutine: await context.aeffect")
+                except BaseException as error:
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(answer)
+        except StopIteration as end:
+            return cast(object, end.value)
+
+    async def apply_async(self, effect: Effect, off_loop: OffLoop) -> object:
+        """Do as `apply` does, from a coroutine; the function and `check` may be `async def`.
+
+        Args:
+            effect: as for `apply`.
+            off_loop: runs what blocks in a thread, to its end.
+        """
+        steps = self._steps(effect)
+        try:
+            step = next(steps)
+            while True:
+                try:
+                    is_coroutine = inspect.iscoroutinefunction(step.theirs)
+                    answer = step.call() if is_coroutine else await off_loop(step.call)
+                    if inspect.isawaitable(answer):
+                        answer = await answer
+                except BaseException as error:
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(answer)
+        except StopIteration as end:
+            return cast(object, end.value)
+
+    def _steps(self, effect: Effect) -> Steps:
+        """Yield each call that may block, and take its answer: who drives it decides where it runs.
+
+        So what the ledger decides stands here once, for threads and for event loops.
+        """
         for _ in range(ROUNDS_MAX):
-            entry = self._reserve(effect)
+            entry = yield _Step(partial(self._reserve, effect))
             if entry is None:
-                return self._call(effect)
+                return (yield from self._call(effect))
             if entry.state == "applied":
                 return None if entry.result is None else json.loads(entry.result)
             if effect.in_doubt == "skip":
                 return None
-            verdict = effect.check(effect.key) if effect.check is not None else None
+            verdict = None
+            if effect.check is not None:
+                verdict = yield _Step(partial(effect.check, effect.key), theirs=effect.check)
             if verdict is None:
                 raise Hold(
                     f"effect {effect.scope}/{effect.key} is in doubt: job {entry.job_id} "
                     f"(fence {entry.fence}) left it {entry.state}; look at the other side"
                 )
-            self._resolve(effect, entry, "applied" if verdict else "rejected")
+            state = "applied" if verdict else "rejected"
+            yield _Step(partial(self._resolve, effect, entry, state))
         raise RuntimeError(
             f"effect {effect.scope}/{effect.key} changed {ROUNDS_MAX} times in a call"
         )
@@ -192,14 +256,15 @@ class Ledger:
             tx.change(self.RESERVE, self._values(effect))
             return None
 
-    def _call(self, effect: Effect) -> object:
+    def _call(self, effect: Effect) -> Steps:
         """Call the function, with no transaction open, and record what came of it."""
         try:
-            result = effect.function(effect.key)
+            result = yield _Step(partial(effect.function, effect.key), theirs=effect.function)
         except BaseException as error:
             state = "rejected" if isinstance(error, DEFINITE) else "unknown"
+            text = model.Failure.of(error).message
             try:
-                self._record(effect, state, error=model.Failure.of(error).message)
+                yield _Step(partial(self._record, effect, state, error=text))
             except StorageFailed:
                 raise
             except KillproofError:
@@ -209,12 +274,12 @@ class Ledger:
         encoded = model.encode_result(result)
         while True:
             try:
-                self._record(effect, "applied", result=encoded)
+                yield _Step(partial(self._record, effect, "applied", result=encoded))
             except (DatabaseBusy, StorageFull):
                 # It has happened: failing the attempt now would repeat it.
                 if self._lost():
                     raise
-                self._clock.sleep(PAUSE_SECONDS)
+                yield _Step(partial(self._clock.sleep, PAUSE_SECONDS))
             else:
                 return None if encoded is None else json.loads(encoded)
 

@@ -43,7 +43,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from killproof import effects, outcomes
 from killproof.chores import Chores
@@ -68,6 +68,9 @@ from killproof.handlers import (
 from killproof.heartbeat import Cause, Heartbeat, Tenure
 from killproof.journal import Journal
 from killproof.outcomes import EXIT_HANDLER_HUNG, EXIT_STORAGE_FAILED, TRANSIENT, Outcome
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor  # 15 ms for the type alone.
 
 __all__ = [
     "EXIT_HANDLER_HUNG",
@@ -101,14 +104,27 @@ ALARM_SECONDS_MIN: Final = 0.05
 #: An interruption that met a transaction looks again so much later.
 ALARM_SECONDS_WRITING: Final = 0.002
 
+Result = TypeVar("Result")
+
 
 class Context:
     """What a handler gets: its job, and the ways to act so that a crash does no harm."""
 
-    def __init__(self, queue: Queue, tenure: Tenure, clock: Clock) -> None:
+    def __init__(
+        self, queue: Queue, tenure: Tenure, clock: Clock, threads: "Executor | None" = None
+    ) -> None:
+        """Make the context of one execution.
+
+        Args:
+            queue: where the job is.
+            tenure: of its lease.
+            clock: the worker's.
+            threads: where the calls of a coroutine wait for the file; None is the loop's own.
+        """
         self._queue = queue
         self._tenure = tenure
         self._clock = clock
+        self._threads = threads
 
     @property
     def job(self) -> Job:
@@ -127,11 +143,12 @@ class Context:
 
     @property
     def lost(self) -> bool:
-        """True when the lease must be taken for lost: somebody else may have the job; stop.
+        """True when the handler should stop: somebody else may have the job, or its time is over.
 
-        It is judged by the worker's own clock, without a query.  Long loops look at it.
+        It is judged by the worker's own clock, without a query.  Long loops look at it; in a
+        thread of a dispatcher, where nothing can interrupt it, a handler learns it in no other way.
         """
-        return self._tenure.is_lost(self._clock.monotonic_ns())
+        return bool(self._tenure.told) or self._tenure.is_lost(self._clock.monotonic_ns())
 
     @property
     def effect_key(self) -> str:
@@ -148,7 +165,7 @@ class Context:
         function: Callable[[str], object],
         *,
         in_doubt: effects.InDoubt,
-        check: Callable[[str], bool | None] | None = None,
+        check: effects.Check | None = None,
         scope: str | None = None,
     ) -> object:
         """Apply an effect outside of the file once, as far as that can be known.
@@ -156,16 +173,39 @@ class Context:
         `killproof.effects` says what the arguments mean, and what is raised; `scope` is the job's
         kind unless given.
         """
-        ledger = effects.Ledger(self._queue, self.lease, clock=self._clock, lost=lambda: self.lost)
-        return ledger.apply(
-            effects.Effect(
-                scope=self.job.kind if scope is None else scope,
-                key=key,
-                function=function,
-                in_doubt=in_doubt,
-                check=check,
-            )
+        effect = effects.Effect(
+            scope=self.job.kind if scope is None else scope,
+            key=key,
+            function=function,
+            in_doubt=in_doubt,
+            check=check,
         )
+        return self._ledger().apply(effect)
+
+    async def aeffect(
+        self,
+        key: str,
+        function: Callable[[str], object],
+        *,
+        in_doubt: effects.InDoubt,
+        check: effects.Check | None = None,
+        scope: str | None = None,
+    ) -> object:
+        """Do as `effect` does, from a coroutine; `function` and `check` may be `async def`.
+
+        The ledger is written in a thread.  Plain functions are called in one as well.
+        """
+        effect = effects.Effect(
+            scope=self.job.kind if scope is None else scope,
+            key=key,
+            function=function,
+            in_doubt=in_doubt,
+            check=check,
+        )
+        return await self._ledger().apply_async(effect, self._off_loop)
+
+    def _ledger(self) -> effects.Ledger:
+        return effects.Ledger(self._queue, self.lease, clock=self._clock, lost=lambda: self.lost)
 
     @contextmanager
     def completing(self, result: object = None) -> Iterator[Transaction]:
@@ -185,6 +225,39 @@ class Context:
             self._tenure.settling = False
             raise
         self._tenure.completed = True
+
+    async def acomplete(
+        self, write: Callable[[Transaction], object], result: object = None
+    ) -> None:
+        """Do as `completing` does, from a coroutine: `write` runs the SQL, in a thread.
+
+        An interruption waits until the transaction has ended.
+        """
+
+        def complete() -> None:
+            with self.completing(result) as tx:
+                write(tx)
+
+        await self._off_loop(complete)
+
+    async def _off_loop(self, function: Callable[[], Result]) -> Result:
+        """Run what waits for the file in a thread, to its end, however often it is cancelled."""
+        import asyncio  # 50 ms at the start of a worker, for coroutines alone.
+
+        future = asyncio.get_running_loop().run_in_executor(self._threads, function)
+        cancelled: asyncio.CancelledError | None = None
+        while True:
+            try:
+                result = await asyncio.shield(future)
+            except asyncio.CancelledError as error:
+                # Cut off here, nobody would know what became of the transaction.
+                if future.done():
+                    raise
+                cancelled = error
+            else:
+                if cancelled is not None:
+                    raise cancelled
+                return result
 
 
 class Worker:
