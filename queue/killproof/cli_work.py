@@ -113,9 +113,14 @@ def _set_up_log(level_name: str, form: str, file: Path | None) -> None:
 def enqueue(
     kind: Annotated[str, typer.Argument(metavar="KIND", help="Names the handler.")],
     payload: Annotated[
-        str, typer.Argument(metavar="JSON", help="The payload; - reads it from standard input.")
-    ],
+        str | None,
+        typer.Argument(metavar="[JSON]", help="The payload; - reads it from standard input."),
+    ] = None,
     db: Db = DB_DEFAULT,
+    field: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=TEXT", help="A text of the payload, as it is: no quotes."),
+    ] = None,
     delay: Annotated[float, typer.Option(help="Seconds before which it never runs.")] = 0.0,
     deadline: Annotated[
         str | None, typer.Option(metavar="TIME", help="From now; 10min: later it expires instead.")
@@ -139,7 +144,7 @@ def enqueue(
 ) -> None:
     """Put a job in and print its id; the file is made if there is none."""
     priority = 0 if urgent else priority
-    value = _parse(payload)
+    value = _payload(payload, field or [])
     options: dict[str, Any] = {
         "delay": delay,
         "priority": priority,
@@ -161,6 +166,21 @@ def enqueue(
         print_json({"id": job_id})
     else:
         print(job_id)
+
+
+def _payload(text: str | None, fields: list[str]) -> object:
+    """Return the payload of the argument, with the fields that were given one by one in it."""
+    if text is None and not fields:
+        raise ValueError("a job needs a payload: '{\"name\": 1}', - for standard input, or --field")
+    value = {} if text is None else _parse(text)
+    for field in fields:
+        name, is_given, content = field.partition("=")
+        if not is_given or not isinstance(value, dict):
+            raise ValueError(
+                f"--field {shown(field)!r} must be NAME=TEXT, beside a payload that is an object"
+            )
+        value[name] = content
+    return value
 
 
 def _parse(text: str) -> object:

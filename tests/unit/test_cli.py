@@ -56,6 +56,20 @@ def test_enqueue_reads_the_payload_from_standard_input(run: Run, place: Path) ->
     assert job.payload == {"é": "\U0001f600"}
 
 
+def test_enqueue_takes_texts_of_a_shell_as_they_are(run: Run, place: Path) -> None:
+    """Covers S0.31: whatever is in a variable, nothing in it has to be escaped."""
+    text = """it's "50%" \\ é=1\n$(x)"""
+    assert run("enqueue", "k", "--field", f"subject={text}", "--field", "to=")[0] == 0
+    assert run("enqueue", "k", '{"n": 1}', "--field", "to=a")[0] == 0
+    assert run("enqueue", "k")[0] == 64
+    assert run("enqueue", "k", "[1]", "--field", "to=a")[0] == 64
+    assert run("enqueue", "k", "--field", "to")[0] == 64
+    with Queue(place / "queue.db") as queue:
+        payloads = [job.payload for job in (queue.get(1), queue.get(2), queue.get(3)) if job]
+
+    assert payloads == [{"subject": text, "to": ""}, {"n": 1, "to": "a"}]
+
+
 def test_the_database_comes_from_the_option_or_the_variable(
     run: Run, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,7 +97,7 @@ def test_the_database_comes_from_the_option_or_the_variable(
         (["enqueue", "k", "1", "--color", "red"], "No such option: --color"),
         (["enqueue", "k", "1", "--durability", "best"], "durability 'best' is unknown"),
         (["enqueue", "", "1"], "kind '' must be"),
-        (["enqueue", "k"], "Missing argument 'JSON'"),
+        (["enqueue", "k"], "a job needs a payload"),
         (["enqueue", "k", "1", "--db", "no/such/folder/queue.db"], "no/such/folder/queue.db"),
         (["status"], "queue.db does not exist: make it with killproof enqueue"),
         (["show", "1"], "queue.db does not exist"),

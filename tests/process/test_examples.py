@@ -1,0 +1,144 @@
+"""Every example is run: its `main` in this process, the producers as the programs they are.
+
+They are real: real files, real local servers, and a worker each.  What stands in for the rest of
+the world lies in the example itself, so that it ends by itself.
+"""
+
+import importlib.util
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from killproof import Queue
+
+EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
+#: Modules for `killproof work`, which README.md, docs/operations.md or test_operations.py run.
+HANDLER_MODULES = {"first_jobs", "daily_backup"}
+
+
+def example(name: str) -> ModuleType:
+    """Import an example by its file, as a script's folder would have it."""
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_report_is_made_and_sent_once_although_the_server_was_down(place: Path) -> None:
+    """Covers S0.2, S0.54, S0.84: the report script."""
+    assert example("report_script").main(place) == ["ana@example.org-sales-48.csv"]
+    with Queue(place / "queue.db") as queue:
+        job = queue.get(1)
+
+    assert job is not None
+    assert [attempt.outcome for attempt in job.attempts] == ["failed", "succeeded"]
+
+
+def test_seventeen_readings_over_the_limit_are_one_message(place: Path) -> None:
+    """Covers S0.59, S0.84: the alert robot. F40: its first call failed, and was made again."""
+    messages = example("alert_robot").main(place)
+
+    assert messages == {"alert:db-1:2026-11-30": "db-1: 70 °C"}
+
+
+def test_a_broken_row_does_not_hold_the_rows_behind_it(place: Path) -> None:
+    """Covers S0.5, S0.84: the importer. F4: the same file a second time adds nothing."""
+    assert example("importer").main(place) == (119, 1)
+
+
+def test_an_event_is_stored_before_it_is_answered_and_three_times_is_one_job(place: Path) -> None:
+    """Covers S0.4, S0.31, S0.84: the webhook. F44, F68: deduped, and refused at the door."""
+    assert example("webhook_receiver").main(place) == [202, 202, 202, 400, 400, 400]
+    with Queue(place / "queue.db") as queue:
+        assert queue.counts()["available"] == 1
+
+
+def test_instances_have_a_file_each_and_a_job_moves_between_them_once(place: Path) -> None:
+    """Covers S2.6."""
+    shards = example("shards")
+    counts = shards.main(place)
+
+    assert sum(states["available"] for states in counts.values()) == 40
+    with shards.Router(place, ["lisboa", "porto", "recife", "goa"]) as router:
+        old, new = router.queues["porto"], router.queues["goa"]
+        job_id = old.enqueue("invoice", {})
+        job = old.get(job_id)
+        for _ in range(2):  # The move was killed after its second commit, and the job has run.
+            shards.receive(old, new, job)
+            if (lease := new.claim(["invoice"])) is not None:
+                new.ack(lease)
+        assert shards.move(old, new, job_id)
+        assert new.counts()["succeeded"] == 1
+        assert new.counts()["available"] == 0
+
+
+def test_an_orchestrator_keeps_its_own_tables_in_the_queue_s_transactions(place: Path) -> None:
+    """Covers S2.13, S2.33."""
+    state, log = example("orchestrator").main(place)
+
+    assert state == "done"
+    assert (log[0], sorted(log[1:3]), log[3]) == (
+        "extract done",
+        ["clean done", "prices done"],
+        "load done",
+    )
+
+
+def producer(place: Path, *command: str) -> str:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        command,
+        cwd=place,
+        env=os.environ | {"PATH": path, "KILLPROOF_DB": str(place / "queue.db")},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    return done.stdout
+
+
+def test_the_producer_records_the_intention_once_and_says_so(place: Path) -> None:
+    """Covers S0.32, S0.33, S0.35: with no worker and no mail server anywhere."""
+    command = (sys.executable, str(EXAMPLES / "producer.py"), "ana@example.org", "1042")
+    said = [producer(place, *command) for _ in range(2)]
+
+    assert said == ["job enfileirado\n"] * 2
+    with closing(sqlite3.connect(place / "queue.db")) as connection:
+        found = connection.execute("SELECT kind, payload FROM job").fetchall()
+    assert found == [("send_report", '{"email":"ana@example.org","report_id":"1042"}')]
+
+
+def test_a_producer_in_bash_escapes_nothing_by_hand(place: Path) -> None:
+    """Covers S0.31: by the command, and where sqlite3 is installed by the view."""
+    subject = 'it\'s "50%" \\ $x é'
+    producer(place, str(EXAMPLES / "producer.sh"), subject)
+    with Queue(place / "queue.db") as queue:
+        jobs = [job for job in (queue.get(1), queue.get(2)) if job]
+
+    assert [job.payload for job in jobs] == [{"subject": subject}] * len(jobs)
+    assert len(jobs) == 1 + (shutil.which("sqlite3") is not None)
+
+
+def test_every_example_is_run_by_a_test() -> None:
+    names = {path.stem for path in EXAMPLES.iterdir() if path.suffix in (".py", ".sh")}
+    text = Path(__file__).read_text(encoding="utf-8")
+    run = {name for name in names if f'"{name}' in text}
+
+    assert names - run - HANDLER_MODULES == set()
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("*.py")))
+def test_every_example_says_what_it_shows_and_how_to_run_it(name: str) -> None:
+    doc = example(name).__doc__ or ""
+
+    assert f"killproof work {name}" in doc or f"python {name}.py" in doc
