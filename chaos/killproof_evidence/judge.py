@@ -178,8 +178,8 @@ PROPERTIES: Final = (
     Property(
         number="P22",
         sentence="Limits hold over all processes, and are used",
-        engines=("sim",),
-        sources=(),
+        engines=("proc",),
+        sources=("audit", "history"),
     ),
     Property(
         number="P23",

@@ -18,6 +18,7 @@ from killproof_evidence.checkers.durability import (
 )
 from killproof_evidence.checkers.effects import single_effect
 from killproof_evidence.checkers.leases import fenced_outcome, lease_exclusion
+from killproof_evidence.checkers.limits import limits_kept
 from killproof_evidence.checkers.liveness import (
     bounded_recovery,
     eventual_termination,
@@ -54,5 +55,6 @@ CHECKERS: Final[Mapping[str, Checker]] = {
     "P19": no_starvation,
     "P20": no_storm,
     "P21": graceful_stop,
+    "P22": limits_kept,
     "P24": whole_backups,
 }

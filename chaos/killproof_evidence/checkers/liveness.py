@@ -5,6 +5,9 @@ or while the supervisor was not watching. Where it was starved altogether, the j
 violated bound into `unknown`.
 """
 
+from collections.abc import Sequence
+
+from killproof_evidence.checkers.limits import Limits, full_ns
 from killproof_evidence.contract import TERMINAL
 from killproof_evidence.evidence import Evidence, Story, at, at_end, where
 from killproof_evidence.finding import Finding, Tally
@@ -121,9 +124,12 @@ def no_starvation(evidence: Evidence) -> Finding:
         return tally.finding("")
     bound_ms = evidence.contract.parameters.get("starve_ms", STARVE_MS_DEFAULT)
     longest = 0.0
+    limits, full = Limits(evidence.contract.parameters.get("limits")), full_ns(evidence)
     for story in evidence.stories:
-        waited = _wait_after(evidence, story, heal.t)
-        if waited is None:
+        kind = story.asked.get("kind")
+        waited = _wait_after(evidence, story, heal.t, full.get(kind, ()))
+        # How long a rate keeps jobs waiting is for whoever enqueues more than it lets through.
+        if waited is None or limits.has_rate(kind):
             continue
         tally.checked += 1
         longest = max(longest, waited)
@@ -142,8 +148,13 @@ def no_starvation(evidence: Evidence) -> Finding:
     return tally.finding("no job waited for its first start after the heal")
 
 
-def _wait_after(evidence: Evidence, story: Story, heal: int) -> float | None:
-    """Return the wait for the first start that lies after the heal, ms; None: there was none."""
+def _wait_after(
+    evidence: Evidence, story: Story, heal: int, full: Sequence[tuple[int, int]]
+) -> float | None:
+    """Return the wait for the first start that lies after the heal, ms; None: there was none.
+
+    What it waited for a place below its limit does not count: `full` says when there was none.
+    """
     enqueue = story.acknowledged()
     if enqueue is None or enqueue.t_end is None or story.told("cancel"):
         return None
@@ -157,4 +168,5 @@ def _wait_after(evidence: Evidence, story: Story, heal: int) -> float | None:
         until = evidence.t_last
     if until <= since:
         return None
-    return (until - since - evidence.stalled_ns(since, until)) / 1e6
+    behind = sum(max(0, min(until, end) - max(since, start)) for start, end in full)
+    return max(0, until - since - behind - evidence.stalled_ns(since, until)) / 1e6

@@ -2,6 +2,7 @@
 
 from heapq import heappop, heappush
 
+from killproof_evidence.checkers.limits import Limits
 from killproof_evidence.contract import TERMINAL
 from killproof_evidence.evidence import Change, Evidence, Story, at, at_end, where
 from killproof_evidence.finding import Finding, Tally
@@ -63,6 +64,7 @@ def claim_order(evidence: Evidence) -> Finding:
         old for old, new in evidence.contract.edges.items() if "leased" in new and old != "leased"
     } or {"available"}
     claimable -= {"start"}
+    limits = Limits(evidence.contract.parameters.get("limits"))
     waiting: dict[str | None, _Waiting] = {}
     for change in evidence.changes:
         if change.priority is None and change.new is not None:
@@ -71,7 +73,8 @@ def claim_order(evidence: Evidence) -> Finding:
         story = change.story
         queue = waiting.setdefault(change.kind, _Waiting())
         if change.takes and change.old in claimable:
-            _check_claim(evidence, tally, waiting, change)
+            _check_claim(evidence, tally, waiting, limits, change)
+        limits.take(change)
         if change.new in claimable:
             queue.put(change)
         else:
@@ -80,7 +83,11 @@ def claim_order(evidence: Evidence) -> Finding:
 
 
 def _check_claim(
-    evidence: Evidence, tally: Tally, waiting: dict[str | None, _Waiting], change: Change
+    evidence: Evidence,
+    tally: Tally,
+    waiting: dict[str | None, _Waiting],
+    limits: Limits,
+    change: Change,
 ) -> None:
     story = change.story
     claim = story.claim_of(change.fence)
@@ -91,6 +98,8 @@ def _check_claim(
     tally.checked += 1
     asked = claim.value.get("kinds") if isinstance(claim.value, dict) else None
     kinds = waiting if asked is None else [kind for kind in asked if kind in waiting]
+    # Behind its limit a job is not claimable; whether a rate had a token left nobody else can tell.
+    kinds = [k for k in kinds if not limits.is_full(k) and not limits.has_rate(k)]
     known_ms = change.t_ms - (claim.t_end - claim.t) // 1_000_000 - DOUBT_MS
     firsts = [first for kind in kinds if (first := waiting[kind].first(known_ms)) is not None]
     if not firsts:
