@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, cast
 
-from killproof import listing, presence
+from killproof import limits_reading, listing, presence
 from killproof.core import model
 from killproof.core.database import Transaction, Value
 from killproof.core.errors import JobNotFound
 from killproof.core.jobs import Queue
 from killproof.core.model import Job
+from killproof.limits_reading import Gate, Limit
 from killproof.presence import Presence
 from killproof.wording import count_of, moment, span
 
@@ -25,6 +26,8 @@ from killproof.wording import count_of, moment, span
 COUNTED_MAX: Final = 10_000
 #: Kinds whose jobs are counted.
 KINDS_MAX: Final = 1_000
+#: Jobs that are named as those who hold a limit's slots.
+HOLDERS_MAX: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +63,7 @@ class Look:
     now_ms: int
     now_ns: int  #: of the clock that `clock` names
     clock: str
+    limits: tuple[Limit, ...] = ()  #: those that its kind uses
 
 
 Rule = Callable[[Look], Iterator[Reason]]
@@ -90,6 +94,9 @@ def explain(queue: Queue, job_id: int, rules: Sequence[Rule] | None = None) -> E
             now_ms=clock.now_ms(),
             now_ns=clock.monotonic_ns(),
             clock=clock.ident(),
+            limits=tuple(
+                limit for limit in limits_reading.read(queue, tx) if found[0].kind in limit.kinds
+            ),
         )
         reasons = [reason for rule in rules or RULES for reason in rule(look)]
     return Explanation(job=found[0], reasons=tuple(reasons))
@@ -163,14 +170,58 @@ THROTTLED: Final = "SELECT reason, until_ms FROM throttle WHERE kind = :kind ORD
 
 
 def throttled(look: Look) -> Iterator[Reason]:
-    """Its kind is closed for now: paused, at its limit, or out of tokens."""
+    """Its kind is closed for now, by something that this killproof has no rule for."""
     job = look.job
     if job.state not in ("scheduled", "retryable", "available"):
         return
     found = look.tx.rows(THROTTLED, {"kind": job.kind})
     for reason, until_ms in cast(list[tuple[str, int]], found):
+        if reason.startswith(limits_reading.REASON):
+            continue  # `limited` tells it better.
         text = f"kind {job.kind!r} is closed: {reason}, until {moment(until_ms)} at the latest"
         yield Reason(rule="throttled", keeps=True, text=text)
+
+
+def limited(look: Look) -> Iterator[Reason]:
+    """A limit of its kind lets nothing start now: which, who holds it, and until when."""
+    if look.job.state not in ("scheduled", "retryable", "available"):
+        return
+    for limit in look.limits:
+        for gate in limit.gates:
+            text = f"limit {limit.name!r} {_gate(look, limit, gate)}"
+            remedy = None
+            if gate.rule in ("closed", "breaker"):
+                remedy = f"killproof limits open {limit.name!r}, if you know better"
+            yield Reason(rule="limited", keeps=True, text=text, remedy=remedy)
+
+
+def _gate(look: Look, limit: Limit, gate: Gate) -> str:
+    """Say what one shut rule of a limit means."""
+    left = "until somebody opens it"
+    if gate.until_ms is not None:
+        left = f"for {span(gate.until_ms - look.now_ms)} more, until {moment(gate.until_ms)}"
+    breaker = limit.breaker
+    match gate.rule:
+        case "running":
+            holders = limits_reading.holders(look.tx, limit.name, HOLDERS_MAX)
+            names = ", ".join(
+                f"job {job_id}" + (f" (process {pid})" if pid is not None else "")
+                for job_id, pid in holders
+            )
+            more = (
+                f" and {limit.running - len(holders)} more" if limit.running > len(holders) else ""
+            )
+            return f"lets {limit.running_max} run at a time: its slots have {names}{more}"
+        case "rate":
+            return f"lets {limit.rate:g} start per second, {limit.burst} at once: no token is left"
+        case "closed":
+            return f"was closed by {gate.closed_by}, {left}: {gate.why}"
+        case "breaker":
+            assert breaker is not None
+            if breaker.probe is not None:
+                return f"lets job {breaker.probe} alone try whether it works again"
+            many = f"{count_of(breaker.failures, 'failure')} within {breaker.window:g} s"
+            return f"had {many} and rests {left}; then one job tries"
 
 
 LEASE_DEADLINE: Final = "SELECT lease_deadline_ns FROM job WHERE id = :id"
@@ -283,5 +334,5 @@ def _error(job: Job) -> str:
 
 #: In the order in which a claim meets them.
 RULES: Final[tuple[Rule, ...]] = (
-    *(ended, held, blocked, deadline, due, throttled, lease, worker, order),
+    *(ended, held, blocked, deadline, due, throttled, limited, lease, worker, order),
 )

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, cast
 
-from killproof import presence
+from killproof import limits_reading, presence
 from killproof.core import model
 from killproof.core.errors import DatabaseBusy
 from killproof.core.jobs import Queue
@@ -86,6 +86,7 @@ def collect(queue: Queue, *, window: float = WINDOW_SECONDS_DEFAULT) -> list[Fam
         *_depth(queue),
         *_history(ended(queue, window_ms), window_ms),
         *_people(queue),
+        *_limits(queue),
         *_file(queue),
     ]
 
@@ -228,6 +229,40 @@ def _people(queue: Queue) -> Iterator[Family]:
         samples=tuple(
             ({"state": name}, sum(one.lives is lives for one in found))
             for name, lives in states.items()
+        ),
+    )
+
+
+def _limits(queue: Queue) -> Iterator[Family]:
+    """Yield the numbers of each limit; nothing where there is none."""
+    with queue.database.read() as tx:
+        found = limits_reading.read(queue, tx)[:KINDS_MAX]
+    if not found:
+        return
+    yield Family(
+        name="limit_running",
+        help="Running jobs of each limited resource.",
+        samples=tuple(({"limit": one.name}, one.running) for one in found),
+    )
+    yield Family(
+        name="limit_running_max",
+        help="How many may run at a time, of each resource where that is limited.",
+        samples=tuple(
+            ({"limit": one.name}, one.running_max) for one in found if one.running_max is not None
+        ),
+    )
+    yield Family(
+        name="limit_tokens",
+        help="Jobs that may start now, of each resource whose rate is limited.",
+        samples=tuple(({"limit": one.name}, one.tokens) for one in found if one.tokens is not None),
+    )
+    yield Family(
+        name="limit_shut",
+        help="1 for each rule that lets nothing start now, else 0.",
+        samples=tuple(
+            ({"limit": one.name, "rule": rule}, any(gate.rule == rule for gate in one.gates))
+            for one in found
+            for rule in ("running", "rate", "closed", "breaker")
         ),
     )
 
