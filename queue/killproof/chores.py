@@ -1,6 +1,8 @@
-"""What a worker does between its jobs, for people: say which kinds it takes, and which nobody does.
+"""What a worker does between its jobs.
 
-Both are advisory.  A chore that fails is left for the next time; only a failed disk is told.
+It says, for people, which kinds it takes and which nobody does; and it puts limits right that a
+step of the clock has moved.  Nothing rests on it: a chore that fails is left for the next time, and
+only a failed disk is told.
 """
 
 import logging
@@ -12,6 +14,7 @@ from killproof.core.clock import Clock
 from killproof.core.errors import KillproofError, StorageFailed
 from killproof.core.jobs import Queue
 from killproof.journal import Journal
+from killproof.limits import Limits
 
 #: An unknown kind that arrives later is reported within this time.
 UNKNOWN_KINDS_SECONDS: Final = 60.0
@@ -25,6 +28,7 @@ class Chores:
         self._kinds = tuple(kinds)
         self._clock = clock
         self._journal = journal
+        self._limits = Limits(queue)
         self._announced: str | None = None  # The identity whose kinds are in the file.
         self._reported: set[str] = set()
         self._report_at_ns = 0
@@ -37,6 +41,7 @@ class Chores:
         """
         self._announce_kinds()
         self._report_unknown_kinds()
+        self._mend_limits()
 
     def _announce_kinds(self) -> None:
         """Write down, once for each identity, which kinds this worker takes."""
@@ -68,3 +73,11 @@ class Chores:
             self._reported.add(kind)
             line = "jobs of kind %r wait and this worker has no handler"
             self._journal.say(logging.WARNING, line, kind)
+
+    def _mend_limits(self) -> None:
+        try:
+            self._limits.mend()
+        except StorageFailed:
+            raise
+        except KillproofError as error:
+            self._journal.say(logging.DEBUG, "limits not looked at: %s", error)

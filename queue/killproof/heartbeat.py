@@ -92,6 +92,7 @@ class Tenure:
         self.interval_ns = shorter_ns // RENEWALS_PER_LEASE
         self.trusted_until_ns = lease.deadline_ns - self._margin_ns
         self.renew_at_ns = now_ns + self.interval_ns
+        self.timeout = timeout
         self.timeout_at_ns = None if timeout is None else now_ns + round(timeout * 1e9)
         self.stop_at_ns: int | None = None  # When the grace time of a stopping worker is over.
         self.settling = False  # The handler has ended, or its outcome is on its way.

@@ -4,19 +4,21 @@ A `Worker` and a `Dispatcher` run handlers in different ways and make the same o
 them: that is here, and neither knows more.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
 from killproof import operations
 from killproof.core.errors import (
     DatabaseBusy,
+    FileRefused,
     LeaseLost,
     OutcomeUnknown,
     StorageFailed,
     StorageFull,
 )
 from killproof.core.jobs import Queue
-from killproof.core.model import Lease
+from killproof.core.model import Failure, Lease
 from killproof.handlers import (
     HandlerStopped,
     HandlerTimeout,
@@ -27,6 +29,7 @@ from killproof.handlers import (
     Snooze,
 )
 from killproof.heartbeat import Cause, Tenure
+from killproof.limits import Limits
 
 #: What a later try may get past: a busy file is never the end of a worker, nor a job's failure.
 TRANSIENT = (DatabaseBusy, StorageFull, OutcomeUnknown)
@@ -72,18 +75,18 @@ def judge(lease: Lease, error: BaseException) -> Outcome:
     return Outcome(word="nack", error=error, permanent=isinstance(error, Permanent))
 
 
-def interruption(tenure: Tenure, cause: Cause, timeout: float | None) -> Interruption | LeaseLost:
+def interruption(tenure: Tenure, cause: Cause) -> Interruption | LeaseLost:
     """Return what a handler is told when it must stop."""
     lease = tenure.lease
     if cause == "lost":
         return LeaseLost(lease.job.id, lease.fence, "handler")
     if cause == "stopped":
         return HandlerStopped("the worker is stopping and its grace time is over")
-    return HandlerTimeout(f"ran longer than the time limit of its kind, {timeout:g} s")
+    return HandlerTimeout(f"ran longer than the time limit of its kind, {tenure.timeout:g} s")
 
 
 def send(queue: Queue, lease: Lease, outcome: Outcome) -> None:
-    """Tell the queue; one transaction.
+    """Tell the queue; one transaction, and one before it if others have to wait as well.
 
     Raises:
         LeaseLost: the lease is not current; definite.
@@ -95,6 +98,11 @@ def send(queue: Queue, lease: Lease, outcome: Outcome) -> None:
             queue.ack(lease, outcome.result)
         case "nack":
             assert error is not None
+            if outcome.is_shared and delay is not None:
+                # First: once this job may be claimed again, the others must know as well.  A file
+                # that can have no limits loses no outcome for it.
+                with suppress(FileRefused, ValueError):
+                    Limits(queue).close_kind(lease.job.kind, delay, Failure.of(error).message)
             queue.nack(lease, error, delay=delay, permanent=outcome.permanent)
         case "snooze":
             assert delay is not None

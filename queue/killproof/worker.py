@@ -143,12 +143,26 @@ class Context:
 
     @property
     def lost(self) -> bool:
-        """True when the handler should stop: somebody else may have the job, or its time is over.
+        """True when the lease must be taken for lost: somebody else may have the job; stop.
 
-        It is judged by the worker's own clock, without a query.  Long loops look at it; in a
-        thread of a dispatcher, where nothing can interrupt it, a handler learns it in no other way.
+        It is judged by the worker's own clock, without a query.  Long loops look at it.
         """
-        return bool(self._tenure.told) or self._tenure.is_lost(self._clock.monotonic_ns())
+        return self._tenure.is_lost(self._clock.monotonic_ns())
+
+    def check(self) -> None:
+        """Return, or raise what ends this handler from outside: its lease, its time, or a stop.
+
+        For the loops of a plain handler in a dispatcher: nothing can interrupt a thread.
+
+        Raises:
+            LeaseLost, HandlerTimeout, HandlerStopped: let it pass.
+        """
+        tenure = self._tenure
+        now_ns = self._clock.monotonic_ns()
+        if tenure.is_lost(now_ns):
+            raise LeaseLost(self.job.id, self.lease.fence, "handler")
+        if (cause := tenure.overdue(now_ns)) is not None:
+            raise outcomes.interruption(tenure, cause)
 
     @property
     def effect_key(self) -> str:
@@ -565,7 +579,7 @@ class Worker:
         raise self._interruption(tenure, cause)
 
     def _interruption(self, tenure: Tenure, cause: Cause) -> Interruption | LeaseLost:
-        return outcomes.interruption(tenure, cause, self._handlers[tenure.lease.job.kind].timeout)
+        return outcomes.interruption(tenure, cause)
 
     def _on_lost(self, tenure: Tenure) -> None:
         """Wake the main thread; runs in the heartbeat thread."""

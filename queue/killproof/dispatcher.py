@@ -1,0 +1,763 @@
+r"""The dispatcher: one process, one event loop, hundreds of jobs at once.
+
+    handlers = Handlers()
+
+    @handlers("fetch", timeout=30.0)
+    async def fetch(context): ...
+
+    asyncio.run(Dispatcher(Queue("queue.db"), handlers, slots=300).run())
+
+The same handlers serve a `Worker`; `async def` ones run on the loop, plain ones in threads.
+
+**Permit first, then claim, then spawn.**  A claim never asks for more jobs than there are free
+slots, and a slot is free when the outcome of its job is in the file, not before.  So no job is held
+that does not run, and the leases of this process are never more than its slots.  Plain handlers
+need a thread as well: while there is none, their kinds are not asked for.
+
+**Nothing on the loop waits.**  SQLite, the disk, log lines, tracebacks and the panel have threads,
+each with a connection of its own; because the file has one writer at a time, more would only wait:
+
+    killproof-claims    waits for work and claims it, `CLAIMS_MAX` jobs in a transaction
+    killproof-settle    writes outcomes, those that wait together (`killproof.settling`)
+    killproof-heartbeat renews all leases together (`killproof.roster`); watches the loop
+    killproof-calls     what coroutines ask of the file; the panel
+    killproof-plain     plain handlers
+
+**What ends a handler from outside** is what ends a worker's: a lost lease, its kind's time limit,
+and a stop whose grace time is over.  A coroutine is cancelled, and what comes of it is judged by
+the cause.  A plain handler in a thread can not be interrupted: `context.lost` tells it.  Either way
+a stale outcome is refused by its fence.  A handler that outlives its limit or the stop by a grace
+(it swallows the cancellation, hangs in a thread, or blocks the loop) is left behind: the heartbeat
+thread records its attempt as failed, gives the other jobs back, which is no attempt of theirs, and
+the process leaves through `os._exit`.  Who blocks the loop is named: the others pass their limits
+only because of him, and are given back.
+
+**Everything a handler raises is its own failure**: `sys.exit()` and `KeyboardInterrupt` too.
+
+Read `killproof.settling` and `killproof.roster` next.
+"""
+
+import asyncio
+import inspect
+import logging
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
+from types import FrameType
+from typing import Final, Literal, TypeVar
+
+from killproof import outcomes
+from killproof.chores import Chores
+from killproof.core import model, sync
+from killproof.core.clock import Clock
+from killproof.core.errors import KillproofError, StorageFailed
+from killproof.core.jobs import LEAVE_SECONDS, Queue
+from killproof.core.model import Failure, Lease
+from killproof.handlers import Handler, Handlers, HandlerTimeout, call
+from killproof.heartbeat import SIGNALS, Cause, Pulse, Tenure
+from killproof.journal import Journal
+from killproof.outcomes import EXIT_HANDLER_HUNG, EXIT_STORAGE_FAILED, TRANSIENT, Outcome
+from killproof.panel import REST_PER_LOOK, Panel, Reader
+from killproof.roster import Roster
+from killproof.settling import Settlement, Settler
+from killproof.worker import (
+    ALARM_SECONDS_MIN,
+    GRACE_SECONDS_DEFAULT,
+    OVERDUE_GRACE_SECONDS_DEFAULT,
+    PAUSE_SECONDS_FIRST,
+    PAUSE_SECONDS_MAX,
+    POLL_SECONDS_DEFAULT,
+    STILL_SECONDS_MAX,
+    Context,
+)
+
+#: The article's MAX_CONCURRENT.
+SLOTS_DEFAULT: Final = 3
+#: Each job holds memory and a lease; a second process is the better answer to more.
+SLOTS_MAX: Final = 10_000
+#: Jobs that one claim takes: its handlers all begin in one turn of the loop, about 5 ms.
+CLAIMS_MAX: Final = 50
+#: Plain handlers at once, unless told otherwise: each has a thread, a connection, and its files.
+THREADS_DEFAULT: Final = 32
+#: Threads for what coroutines ask of the file.
+CALLS: Final = 4
+#: While the kinds of plain handlers are not asked for, a thread that becomes free is seen so soon.
+POLL_SECONDS_SOME: Final = 0.05
+#: Names the threads that `asyncio.to_thread` uses under `serve`.
+THREADS_OF_HANDLERS: Final = "killproof-handlers"
+#: Between two rounds of the chores of a dispatcher that is never idle.
+CHORES_SECONDS: Final = 1.0
+#: A loop that has not answered for so long is blocked, and the handler that blocks it is named.
+BLOCKED_SECONDS: Final = 1.0
+
+Answer = TypeVar("Answer")
+Heart = Literal["thread", "task"]
+
+
+class Run:
+    """One job that has a slot, from its claim until its outcome is in the file."""
+
+    def __init__(self, handler: Handler, tenure: Tenure) -> None:
+        self.handler = handler
+        self.tenure = tenure
+        self.task: asyncio.Task[None] | None = None  # In which the handler runs.
+        self.timer: asyncio.TimerHandle | None = None
+        self.is_in_thread = False  # A cancellation would not reach it, only hide it.
+        self.cause: Cause | None = None  # Why it was interrupted last.
+        self.outcome: Outcome | None = None  # Of its handler, once that has ended.
+        self.is_settled = False
+
+
+class Dispatcher:
+    """Runs jobs in the slots of one process; `run` needs an event loop, `serve` makes one."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        handlers: Handlers,
+        slots: int = SLOTS_DEFAULT,
+        kinds: Iterable[str] | None = None,
+        grace: float = GRACE_SECONDS_DEFAULT,
+        panel: Panel | None = None,
+        *,
+        threads: int | None = None,
+        poll: float = POLL_SECONDS_DEFAULT,
+        overdue_grace: float = OVERDUE_GRACE_SECONDS_DEFAULT,
+        logger: logging.Logger | None = None,
+        clock: Clock | None = None,
+        leave: Callable[[int], object] = os._exit,
+        heart: Heart = "thread",
+    ) -> None:
+        """Make a dispatcher; nothing happens before `run`.
+
+        Args:
+            queue: where the jobs are; it stays open.
+            handlers: the kinds to work on; others are never claimed.
+            slots: jobs at once.
+            kinds: of these only; None is all that have a handler.
+            grace: seconds that running handlers have after SIGTERM.
+            panel: shows the queue now and then; None: nothing is shown.
+            threads: plain handlers at once; None: as many as slots, at most `THREADS_DEFAULT`.
+            poll: seconds between two looks at the stop flag while idle.
+            overdue_grace: seconds between the interruption of a handler and leaving it behind.
+            logger: where the lines go; the logger `killproof.dispatcher` unless given.
+            clock: the queue's clock unless given.
+            leave: ends the process with a status at once, without closing SQLite.
+            heart: `thread`, which beats also while the loop is blocked; `task` for a simulator.
+
+        Raises:
+            ValueError: there is no handler, a kind has none, or a number is out of its range.
+        """
+        self._kinds = tuple(dict.fromkeys(handlers.kinds if kinds is None else kinds))
+        if not self._kinds:
+            raise ValueError("no handlers: register one with @handlers('kind')")
+        if unknown := set(self._kinds) - set(handlers.kinds):
+            raise ValueError(f"kind {min(unknown)!r} has no handler: register one, or leave it out")
+        for name, seconds in (("grace", grace), ("poll", poll), ("overdue_grace", overdue_grace)):
+            if not (0 <= seconds < threading.TIMEOUT_MAX):
+                raise ValueError(f"{name} {seconds!r} must be a number of seconds, at least 0")
+        self.slots = model.check_count(slots, "slots", 1, SLOTS_MAX)
+        most = min(slots, THREADS_DEFAULT) if threads is None else threads
+        self._threads_max = min(slots, model.check_count(most, "threads", 1, SLOTS_MAX))
+        self._queue = queue
+        self._handlers = handlers
+        self._coroutine_kinds = tuple(k for k in self._kinds if handlers[k].is_coroutine)
+        self._grace_ns = round(grace * 1e9)
+        self._poll = poll
+        self._panel = panel
+        self._clock = clock or queue.host.clock
+        self._journal = Journal(logger or logging.getLogger("killproof.dispatcher"))
+        self._leave = leave
+        self._heart = heart
+        self._overdue_grace_ns = round(overdue_grace * 1e9)
+        self._roster = Roster(
+            queue,
+            self._clock,
+            self._journal,
+            on_lost=self._on_lost,
+            on_overdue=self._on_overdue,
+            on_storage_failed=self._on_storage_failed,
+            overdue_grace=overdue_grace,
+        )
+        self._settler = Settler(queue, self._clock, self._journal, is_forced=lambda: self._forced)
+        self._chores = Chores(queue, self._kinds, self._clock, self._journal)
+        self._chores_at_ns = 0
+        self._runs: dict[Tenure, Run] = {}
+        self._changed = asyncio.Event()  # A slot or a thread is free, or it is time to stop.
+        self._waiting: list[tuple[Settlement, asyncio.Future[None]]] = []
+        self._has_waiting = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pid = os.getpid()
+        self._stopping = self._forced = False
+        self._signum = 0
+        self._busy_streak = 0
+        self._asked_ns: int | None = None  # Since when the loop owes an answer.
+        self._blocked_told = False
+        self._moved_ns = 0
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether it was told to stop."""
+        return self._stopping
+
+    @property
+    def slots_used(self) -> int:
+        """How many jobs have a slot now."""
+        return len(self._runs)
+
+    def is_well(self) -> bool:
+        """Whether the loop moves, or handlers run, which have limits of their own; any thread."""
+        still_ns = self._clock.monotonic_ns() - self._moved_ns
+        return bool(self._runs) or still_ns < STILL_SECONDS_MAX * 1e9
+
+    async def run(self, *, signals: bool = True) -> None:
+        """Work until `stop` or a signal; then return with no job in hand.  Once for each object.
+
+        A cancellation is a stop, and a second one a second stop; it is raised at the end.
+
+        Args:
+            signals: take SIGTERM and SIGINT for the time of the call, in the main thread only.
+                False where another program of the same process owns them and calls `stop`.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._pid = os.getpid()
+        self._moved_ns = self._clock.monotonic_ns()
+        sync.load()
+        takes_signals = signals and threading.current_thread() is threading.main_thread()
+        with self._executors(), self._signals() if takes_signals else nullcontext():
+            work = asyncio.create_task(self._run())
+            cancelled: asyncio.CancelledError | None = None
+            while not work.done():
+                try:
+                    await asyncio.shield(work)
+                except asyncio.CancelledError as error:
+                    cancelled = error
+                    self.stop()
+            work.result()
+        sync.point("worker.stop")
+        if cancelled is not None:
+            raise cancelled
+
+    def serve(self) -> None:
+        """Run on an event loop of its own, in the main thread, until a signal.
+
+        A task that a handler has left behind may raise `SystemExit` through the loop: it goes on.
+        """
+        with asyncio.Runner() as runner:
+            loop = runner.get_loop()
+            threads = ThreadPoolExecutor(thread_name_prefix=THREADS_OF_HANDLERS)
+            loop.set_default_executor(threads)
+            work = loop.create_task(self.run())
+            while not work.done():
+                try:
+                    loop.run_until_complete(work)
+                except (SystemExit, KeyboardInterrupt) as error:
+                    line = "a task of a handler raised %r through the event loop; going on"
+                    self._journal.say(logging.ERROR, line, error)
+            work.result()
+            threads.shutdown(wait=False, cancel_futures=True)
+            self._leave_threads_behind()
+
+    def _leave_threads_behind(self) -> None:
+        """End the process if a cancelled coroutine has left a thread that does not end.
+
+        The interpreter would wait for it, for ever perhaps.  No job is held any more.
+        """
+        until_ns = self._clock.monotonic_ns() + self._overdue_grace_ns
+        while left := [
+            thread.name
+            for thread in threading.enumerate()
+            if thread.name.startswith(THREADS_OF_HANDLERS)
+        ]:
+            if self._clock.monotonic_ns() >= until_ns:
+                self._journal.say(logging.CRITICAL, "leaving; threads still run: %s", left)
+                self._leave(128 + self._signum if self._signum else EXIT_HANDLER_HUNG)
+                return
+            self._clock.sleep(PAUSE_SECONDS_FIRST)
+
+    def stop(self) -> None:
+        """Stop claiming; end when the jobs have, or the grace time has; again: stop now.
+
+        May be called from a handler, a signal handler or another thread.
+        """
+        self._forced = self._stopping
+        grace_ns = 0 if self._forced else self._grace_ns
+        self._stopping = True
+        # A claim that waits for a lock which another program holds is no reason to stay longer.
+        database = self._queue.database
+        database.busy_limit = min(database.busy_limit, max(grace_ns / 1e9, LEAVE_SECONDS))
+        stop_at_ns = self._clock.monotonic_ns() + grace_ns
+        for tenure in list(self._runs):
+            tenure.stop_at_ns = stop_at_ns
+        self._call_on_loop(self._on_stop)
+
+    def _on_stop(self) -> None:
+        self._changed.set()
+        for run in list(self._runs.values()):
+            self._look(run)
+
+    # --- The life of a run.
+
+    async def _run(self) -> None:
+        """Claim and run jobs; what breaks in here is a fault of ours and ends all of it."""
+        busy_limit = self._queue.database.busy_limit
+        if self._stopping:
+            return
+        try:
+            with Pulse(self._beat, self._clock) if self._heart == "thread" else nullcontext():
+                side = [asyncio.create_task(self._settle_forever())]
+                if self._heart == "task":
+                    side.append(asyncio.create_task(self._beat_forever()))
+                if self._panel is not None:
+                    side.append(asyncio.create_task(self._show_forever(self._panel)))
+                main = asyncio.create_task(self._dispatch())
+                try:
+                    done, _ = await asyncio.wait([main, *side], return_when=asyncio.FIRST_COMPLETED)
+                    for task in done:
+                        task.result()
+                    assert main in done, "the others go on until they are cancelled"
+                finally:
+                    await _cancel([main, *side])
+        finally:
+            self._queue.database.busy_limit = busy_limit
+
+    async def _dispatch(self) -> None:
+        """Permit, claim, spawn; on a stop wait for those that run."""
+        async with asyncio.TaskGroup() as jobs:
+            while not self._stopping:
+                if (permits := self._permits()) is None:
+                    self._changed.clear()
+                    await self._changed.wait()
+                    continue
+                for lease in await self._claim(*permits):
+                    run = self._admit(lease)
+                    jobs.create_task(self._work(run))
+
+    def _permits(self) -> tuple[int, tuple[str, ...], bool] | None:
+        """Return how many jobs may be claimed, of which kinds, and whether that is all kinds."""
+        free = min(self.slots - len(self._runs), CLAIMS_MAX)
+        if free <= 0:
+            return None
+        in_threads = sum(not run.handler.is_coroutine for run in self._runs.values())
+        free_threads = self._threads_max - in_threads
+        if len(self._coroutine_kinds) == len(self._kinds):
+            return free, self._kinds, True
+        if free_threads > 0:
+            # One statement asks for all kinds, so that their order holds between them.
+            return min(free, free_threads), self._kinds, True
+        if self._coroutine_kinds:
+            return free, self._coroutine_kinds, False
+        return None
+
+    async def _claim(self, limit: int, kinds: tuple[str, ...], is_all: bool) -> list[Lease]:
+        """Claim jobs, or wait a little for some; a busy or full file is never the end."""
+        poll = self._poll if is_all else POLL_SECONDS_SOME
+        try:
+            found = await self._in(self._claims, partial(self._take, limit, kinds, poll))
+        except StorageFailed as error:
+            self._on_storage_failed(error)
+            return []
+        except TRANSIENT as error:
+            if self._busy_streak == 0:
+                line = "claim: %s; trying again until it works"
+                self._journal.say(logging.WARNING, line, error)
+            pause = min(PAUSE_SECONDS_FIRST * 2 ** min(self._busy_streak, 10), PAUSE_SECONDS_MAX)
+            self._busy_streak += 1
+            await asyncio.sleep(pause)
+            return []
+        self._busy_streak = 0
+        return found
+
+    def _take(self, limit: int, kinds: tuple[str, ...], poll: float) -> list[Lease]:
+        """Claim, and without success wait and claim again; in the thread of the claims."""
+        found = self._queue.claim_many(limit, kinds)
+        now_ns = self._clock.monotonic_ns()
+        if not found or now_ns >= self._chores_at_ns:
+            self._chores_at_ns = now_ns + round(CHORES_SECONDS * 1e9)
+            self._chores.do()
+        if found or self._stopping:
+            return found
+        sync.point("worker.idle")
+        if self._queue.wait(kinds, seconds=poll) and not self._stopping:
+            return self._queue.claim_many(limit, kinds)
+        return []
+
+    # --- One job.
+
+    def _admit(self, lease: Lease) -> Run:
+        """Give a job its slot; from here on its lease is renewed."""
+        handler = self._handlers[lease.job.kind]
+        tenure = Tenure(
+            lease,
+            now_ns=self._clock.monotonic_ns(),
+            timeout=handler.timeout,
+            length=handler.lease,
+        )
+        run = Run(handler, tenure)
+        self._runs[tenure] = run
+        self._roster.add(tenure)
+        return run
+
+    async def _work(self, run: Run) -> None:
+        """Run one job to its outcome, and see that outcome into the file."""
+        tenure = run.tenure
+        seconds = None
+        try:
+            sync.point("handler.start")
+            if self._stopping or tenure.is_lost(self._clock.monotonic_ns()):
+                # Told to stop, or stood still past the lease, in the window since the claim.
+                run.outcome = Outcome(word="release")
+            else:
+                started_ns = self._clock.monotonic_ns()
+                await self._handle(run)
+                seconds = (self._clock.monotonic_ns() - started_ns) / 1e9
+                sync.point("handler.end")
+            assert run.outcome is not None
+            tenure.settling = tenure.ended = True
+            self._roster.drop(tenure)
+            if tenure.completed:
+                await self._in(self._settles, partial(self._note_completed, run, run.outcome))
+            else:
+                await self._settle(Settlement(tenure=tenure, outcome=run.outcome, seconds=seconds))
+            run.is_settled = True
+        finally:
+            self._roster.drop(tenure)
+            del self._runs[tenure]
+            self._changed.set()
+
+    async def _handle(self, run: Run) -> None:
+        """Call the handler in a task of its own, which the clock or a stop may cancel."""
+        context = Context(self._queue, run.tenure, self._clock, self._calls)
+        run.task = asyncio.create_task(self._call(run, context))
+        self._look(run)
+        try:
+            await asyncio.wait([run.task])
+        finally:
+            run.task.cancel()
+            if run.timer is not None:
+                run.timer.cancel()
+        if run.outcome is None:  # Cancelled before its first step.
+            run.outcome = Outcome(word="release")
+
+    async def _call(self, run: Run, context: Context) -> None:
+        """Call the handler and judge how it ended; nothing it raises leaves this function.
+
+        A `SystemExit` that left a task would go through the event loop and end all other jobs.
+        """
+        try:
+            run.outcome = Outcome(word="ack", result=await self._result(run, context))
+        except BaseException as error:  # All of it is the handler's: see the module.
+            if isinstance(error, asyncio.CancelledError) and run.cause is not None:
+                told = outcomes.interruption(run.tenure, run.cause)
+                told.__cause__ = error
+                error = told
+            try:
+                run.outcome = outcomes.judge(run.tenure.lease, error)
+            except StorageFailed as failed:
+                run.outcome = Outcome(word="nothing", error=failed)
+                self._on_storage_failed(failed)
+        finally:
+            run.tenure.ended = True
+
+    async def _result(self, run: Run, context: Context) -> object:
+        """Return what the handler returns, wherever it runs."""
+        function = run.handler.original
+        if run.handler.is_coroutine:
+            result = call(function, context)
+        else:
+            run.is_in_thread = True
+            ended = await self._in(self._plain, partial(self._called, function, context))
+            run.is_in_thread = False
+            if isinstance(ended, Raised):
+                raise ended.error
+            result = ended
+            if inspect.isawaitable(result) and run.tenure.told:
+                self._look(run, again=True)
+        return await result if inspect.isawaitable(result) else result
+
+    def _called(self, function: Callable[[Context], object], context: Context) -> object:
+        """Call a plain handler in its thread; whatever it raises is a value here.
+
+        A `StopIteration` can not pass through a future, and a `SystemExit` would end the thread.
+        """
+        try:
+            return call(function, context)
+        except BaseException as error:
+            return Raised(error)
+        finally:
+            if os.getpid() != self._pid:
+                # A child that the handler forked has come back out of it: it holds no lease.
+                os._exit(EXIT_HANDLER_HUNG)
+
+    def _look(self, run: Run, *, again: bool = False) -> None:
+        """Interrupt the handler if that is due, and set the timer to when it may be next."""
+        if run.timer is not None:
+            run.timer.cancel()
+        tenure, loop = run.tenure, self._loop
+        if tenure.ended or run.task is None or loop is None:
+            return
+        now_ns = self._clock.monotonic_ns()
+        cause = run.cause if again else tenure.cause(now_ns)
+        if cause is not None:
+            tenure.told.add(cause)
+            run.cause = cause
+            if not run.is_in_thread:
+                run.task.cancel(cause)
+        if len(tenure.told) < 3:
+            seconds = (tenure.next_cause_ns() - now_ns) / 1e9
+            seconds = max(seconds, 0.001 if cause is None else ALARM_SECONDS_MIN)
+            run.timer = loop.call_later(seconds, self._look, run)
+
+    def _note_completed(self, run: Run, outcome: Outcome) -> None:
+        """Say what a handler did after its success was in the file; in a thread."""
+        if outcome.error is not None:
+            failure = Failure.of(outcome.error)  # Its own repr may raise.
+            text = f"raised after its completion: {failure.error_class}: {failure.message}"
+            self._journal.job(logging.ERROR, run.tenure.lease, text)
+
+    # --- Outcomes.
+
+    async def _settle(self, settlement: Settlement) -> None:
+        """Return when the outcome is in the file, was refused, or is given up."""
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((settlement, written))
+        self._has_waiting.set()
+        await written
+
+    async def _settle_forever(self) -> None:
+        """Write what waits, all of it at once; what comes meanwhile is the next round."""
+        tries = 0
+        while True:
+            await self._has_waiting.wait()
+            self._has_waiting.clear()
+            batch, self._waiting = self._waiting, []
+            settlements = [settlement for settlement, _ in batch]
+            try:
+                left = await self._in(self._settles, partial(self._settler.write, settlements))
+            except StorageFailed as error:
+                self._on_storage_failed(error)
+                left = []
+            kept = set(left)
+            for settlement, written in batch:
+                if settlement in kept:
+                    self._waiting.append((settlement, written))
+                elif not written.done():
+                    written.set_result(None)
+            if left:
+                await asyncio.sleep(min(PAUSE_SECONDS_FIRST * 2**tries, PAUSE_SECONDS_MAX))
+                tries = min(tries + 1, 10)
+                self._has_waiting.set()
+            else:
+                tries = 0
+
+    # --- The heartbeat: in a thread of its own, or for a simulator in a task.
+
+    def _beat(self) -> float:
+        self._watch_loop()
+        return self._roster.beat()
+
+    async def _beat_forever(self) -> None:
+        while True:
+            seconds = await self._in(self._calls, self._roster.beat)
+            await asyncio.sleep(seconds)
+
+    def _watch_loop(self) -> None:
+        """Ask the loop for an answer; say once who blocks it."""
+        now_ns = self._clock.monotonic_ns()
+        if self._asked_ns is None:
+            self._asked_ns = now_ns
+            self._call_on_loop(self._answer)
+        elif now_ns - self._asked_ns >= BLOCKED_SECONDS * 1e9 and not self._blocked_told:
+            self._blocked_told = True
+            where = "".join(traceback.format_stack(_frame_of_main()))
+            run = self._run_on_loop()
+            text = "blocks the event loop: await what it waits for, or make it a plain handler"
+            if run is not None:
+                self._journal.job(logging.WARNING, run.tenure.lease, f"{text}\n{where}")
+            else:
+                self._journal.say(logging.WARNING, "a task %s\n%s", text, where)
+
+    def _answer(self) -> None:
+        self._asked_ns = None
+        self._blocked_told = False
+        self._moved_ns = self._clock.monotonic_ns()
+
+    def _is_blocked(self) -> bool:
+        asked_ns = self._asked_ns
+        since_ns = 0 if asked_ns is None else self._clock.monotonic_ns() - asked_ns
+        return since_ns >= BLOCKED_SECONDS * 1e9
+
+    def _run_on_loop(self) -> Run | None:
+        """Return whose handler the loop is inside of; any thread."""
+        if self._loop is None:
+            return None
+        task = asyncio.current_task(self._loop)
+        return next((run for run in list(self._runs.values()) if run.task is task), None)
+
+    def _on_lost(self, tenure: Tenure) -> None:
+        """Have the handler told; runs in the heartbeat's thread."""
+        self._journal.job(logging.WARNING, tenure.lease, "lease lost: the heartbeat was refused")
+        if (run := self._runs.get(tenure)) is not None:
+            self._call_on_loop(partial(self._look, run))
+
+    def _on_overdue(self, overdue: Mapping[Tenure, Cause]) -> None:
+        """Leave handlers behind that did not stop, and with them the process.
+
+        Runs in the heartbeat's thread: the loop may be what hangs.
+        """
+        guilty = self._run_on_loop() if self._is_blocked() else None
+        where = "".join(traceback.format_stack(_frame_of_main()))
+        if all(tenure.ended for tenure in overdue):
+            return  # They ended at the last moment.
+        settlements = [
+            Settlement(tenure=run.tenure, outcome=outcome)
+            for run in list(self._runs.values())
+            if (outcome := self._last_outcome(run, overdue.get(run.tenure), guilty, where))
+        ]
+        for tenure, cause in overdue.items():
+            text = f"handler hangs ({cause}), leaving it; the event loop was at:\n{where}"
+            self._journal.job(logging.CRITICAL, tenure.lease, text)
+        try:
+            # Not recorded: the kernel lock and the lease tell the others, as after a kill.
+            left = self._settler.write(settlements)
+        except KillproofError as error:
+            self._journal.say(logging.ERROR, "outcomes not recorded: %s", error)
+        else:
+            if left:
+                self._journal.say(logging.ERROR, "%d outcomes not recorded", len(left))
+        is_hung = "timeout" in overdue.values() or not self._signum
+        self._leave(EXIT_HANDLER_HUNG if is_hung else 128 + self._signum)
+
+    def _last_outcome(
+        self, run: Run, cause: Cause | None, guilty: Run | None, where: str
+    ) -> Outcome | None:
+        """Return what to record of a job whose process is about to leave; None: it is recorded."""
+        if run.is_settled or run.tenure.completed:
+            return None
+        if run.outcome is not None:
+            return run.outcome  # It has ended, and its outcome was on its way.
+        if guilty is not None and guilty is not run:
+            return Outcome(word="release")  # It could not even be told.
+        if run is guilty and cause is None:
+            error = HandlerTimeout("blocked the event loop past the time limit of another job")
+        elif cause == "timeout":
+            limit = run.handler.timeout
+            error = HandlerTimeout(f"ran longer than the time limit of its kind, {limit:g} s")
+        else:
+            return Outcome(word="release")
+        error.add_note(f"It did not stop when told to; the event loop was at:\n{where}")
+        return Outcome(word="nack", error=error)
+
+    def _on_storage_failed(self, error: StorageFailed) -> None:
+        """Leave at once, and do not close SQLite: a last close would copy unverified frames."""
+        self._stopping = self._forced = True
+        self._journal.say(logging.CRITICAL, "leaving: %s", error)
+        self._leave(EXIT_STORAGE_FAILED)
+
+    # --- The panel.
+
+    async def _show_forever(self, shown: Panel) -> None:
+        """Look and show; a panel that fails is shown again later, and nothing else notices."""
+        reader = Reader(self._queue)
+
+        def show() -> None:
+            shown.show(reader.look(slots=self.slots, slots_used=len(self._runs)))
+
+        while True:
+            started_ns = self._clock.monotonic_ns()
+            try:
+                await self._in(self._calls, show)
+            except StorageFailed as error:
+                self._on_storage_failed(error)
+            except Exception as error:  # Reporting must never stop the dispatch.
+                self._journal.say(logging.DEBUG, "the panel was not shown: %r", error)
+            took = (self._clock.monotonic_ns() - started_ns) / 1e9
+            await asyncio.sleep(max(shown.seconds, took * REST_PER_LOOK))
+
+    # --- Threads and signals.
+
+    @contextmanager
+    def _executors(self) -> Iterator[None]:
+        """Own the threads for the time of `run`; they end by themselves when nothing is asked."""
+
+        def threads(name: str, count: int) -> Executor:
+            return ThreadPoolExecutor(count, f"killproof-{name}", _leave_signals)
+
+        pools = [
+            threads("claims", 1),
+            threads("settle", 1),
+            threads("calls", CALLS),
+            threads("plain", self._threads_max),
+        ]
+        self._claims, self._settles, self._calls, self._plain = pools
+        try:
+            yield
+        finally:
+            for pool in pools:
+                pool.shutdown(wait=False)
+
+    def _in(self, pool: Executor, function: Callable[[], Answer]) -> Awaitable[Answer]:
+        assert self._loop is not None
+        return self._loop.run_in_executor(pool, function)
+
+    def _call_on_loop(self, function: Callable[[], object]) -> None:
+        """Call a function on the loop, from any thread; of a loop that is over nothing is asked."""
+        if self._loop is not None:
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(function)
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Own SIGTERM and SIGINT for the time of `run`.
+
+        Not through the loop: a loop that a handler blocks would never hear of the stop.
+        """
+        wanted = (signal.SIGTERM, signal.SIGINT)
+        former = {signum: signal.signal(signum, self._on_stop_signal) for signum in wanted}
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, wanted)  # A parent may have handed it down.
+        try:
+            yield
+        finally:
+            for signum, handler in former.items():
+                signal.signal(signum, handler)
+
+    def _on_stop_signal(self, signum: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._pid:
+            # A child that a handler forked: signals end it as if there were no dispatcher.
+            signal.signal(signum, signal.SIG_DFL)
+            os.kill(os.getpid(), signum)
+            return
+        self._signum = signum
+        self.stop()
+
+
+class Raised:
+    """What a plain handler raised, on its way out of its thread."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+async def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """Cancel tasks and wait for their end."""
+    cancelled = [task for task in tasks if not task.done()]
+    for task in cancelled:
+        task.cancel()
+    if cancelled:
+        await asyncio.wait(cancelled)
+
+
+def _leave_signals() -> None:
+    """Leave signals to the main thread: delivered to another they would not wake it."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
+
+def _frame_of_main() -> FrameType | None:
+    ident = threading.main_thread().ident
+    return sys._current_frames().get(ident) if ident is not None else None
