@@ -44,6 +44,8 @@ DOUBTED: Final = "a caller was told that nobody knows whether its commit happene
 REPAIRED: Final = "everybody was killed after the failures, and the file was recovered"
 
 BACKED_UP: Final = "a backup was made while jobs were being claimed"
+LIMITED: Final = "a limit was reached while further jobs of it waited"
+LIMITED_KILL: Final = "a worker was killed while its job was the last that a limit let run"
 
 #: Where nobody gets without a nemesis: no handler fails by itself, no worker stops by itself.
 REACHED_BY: Final = (("nack.", "handler"), ("release.", "term"), ("worker.stop", "term"))
@@ -54,7 +56,11 @@ RESTED: Final = "the queue came to rest after the faults"
 EXPLAINED: Final = "the end of every process is explained"
 
 #: What a run owes for each capability of the target, and the nemeses that it takes.
-MIXED: Final = ((BACKED_UP, "backup", ()),)
+MIXED: Final = (
+    (BACKED_UP, "backup", ()),
+    (LIMITED, "limits", ()),
+    (LIMITED_KILL, "limits", ("kill",)),
+)
 
 #: Each sometimes, and the nemeses that must all have been chosen for it to be obliged.
 SOMETIMES: Final = (
@@ -194,8 +200,9 @@ class _Facts:
         self.repeats = [record for _, record in store.read(store.path / REPEATS)]
         self.exited = {record["pid"] for record in self.history if record["f"] == "exit"}
         self.clock = WallClock.of_records(faults)
-        lease_ms = store.read_contract().parameters.get("lease_ms", 0)
-        self.lease_ns = lease_ms * 1_000_000
+        parameters = store.read_contract().parameters
+        self.lease_ns = parameters.get("lease_ms", 0) * 1_000_000
+        self.limits: Mapping[str, Mapping[str, Any]] = parameters.get("limits", {})
 
     def of(self, *faults: str) -> Iterator[dict[str, Any]]:
         """Yield the faults of these names."""
@@ -306,6 +313,33 @@ def _backed_up(facts: _Facts) -> bool:
     return False
 
 
+def _at_limit(facts: _Facts) -> Iterator[tuple[set[str], set[str]]]:
+    """Yield, for each commit at which a resource is at its limit, who runs and who waits."""
+    for rules in facts.limits.values():
+        kinds: set[str] = set(rules["kinds"])
+        running: set[str] = set()
+        waiting: set[str] = set()
+        for change in facts.changes if "running" in rules else ():
+            if change.get("kind") not in kinds:
+                continue
+            for state, jobs in (("leased", running), ("available", waiting)):
+                (jobs.add if change["new"] == state else jobs.discard)(str(change["job"]))
+            if len(running) >= rules["running"]:
+                yield running, waiting
+
+
+def _killed_at_limit(facts: _Facts) -> bool:
+    """Some job whose worker was killed was among those that filled a limit."""
+    killed = {fault["pid"] for fault in facts.of("kill")}
+    held = {str(record["job"]) for record in facts.claims() if record["pid"] in killed}
+    crashed = {
+        str(change["job"])
+        for change in facts.changes
+        if change.get("old") == "leased" and change["new"] == "available"
+    } & held
+    return any(running & crashed for running, _ in _at_limit(facts))
+
+
 SHOWN: Final[tuple[tuple[str, Callable[[_Facts], bool]], ...]] = (
     (REDELIVERED, lambda f: f.taken_back(x["pid"] for x in f.of("kill"))),
     (SPARED, _spared),
@@ -329,4 +363,6 @@ SHOWN: Final[tuple[tuple[str, Callable[[_Facts], bool]], ...]] = (
     (DOUBTED, _doubted),
     (REPAIRED, lambda f: any(x["hit"] for x in f.of("repair"))),
     (BACKED_UP, _backed_up),
+    (LIMITED, lambda f: any(waiting for _, waiting in _at_limit(f))),
+    (LIMITED_KILL, _killed_at_limit),
 )

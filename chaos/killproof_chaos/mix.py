@@ -7,13 +7,14 @@ nothing for it.  `--mix plain` leaves all of them out.  What was asked stands in
 | capability   | what the run does with it |
 |---|---|
 | `backup`     | a maintenance process copies the file every few seconds |
+| `limits`     | some kinds of job are limited, as the target's `mix_parameters` say |
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from killproof_chaos.plan import Options
 from killproof_chaos.workload import CAPABILITIES
@@ -21,7 +22,7 @@ from killproof_evidence.contract import Contract
 from killproof_evidence.target import Target
 
 #: Promises about a capability: a run that does not ask for it has no evidence on them.
-PROMISES: Final = {"P24": "backup"}
+PROMISES: Final = {"P22": "limits", "P24": "backup"}
 FILE: Final = "mix.json"
 
 
@@ -31,12 +32,17 @@ def of(target: Target, options: Options) -> tuple[str, ...]:
     return tuple(name for name in CAPABILITIES if name in offered and options.mix == "full")
 
 
-def contract_of(contract: Contract, capabilities: Iterable[str]) -> Contract:
-    """Return the contract without promises about what the run does not ask for."""
+def contract_of(target: Target, capabilities: Iterable[str]) -> Contract:
+    """Return the contract of a run: with what it sets up, without what it does not ask for."""
     asked = set(capabilities)
     left_out = {promise for promise, needed in PROMISES.items() if needed not in asked}
+    contract = target.contract
     promises = {name: level for name, level in contract.promises.items() if name not in left_out}
-    return replace(contract, promises=promises)
+    added: Mapping[str, Mapping[str, Any]] = getattr(target, "mix_parameters", {})
+    parameters = dict(contract.parameters)
+    for name in sorted(asked & added.keys()):
+        parameters |= added[name]
+    return replace(contract, promises=promises, parameters=parameters)
 
 
 def write(place: Path, capabilities: Iterable[str]) -> None:

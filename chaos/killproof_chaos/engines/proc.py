@@ -111,7 +111,7 @@ class Engine:
         self._owed = frozenset(obliged)
         prepare(self._target, self._place, self._database, self._plan)
         self._wire.mkdir()
-        contract = mix.contract_of(self._target.contract, self._plan.capabilities)
+        contract = mix.contract_of(self._target, self._plan.capabilities)
         self._store.write_contract(contract)
         self._plan.write(self._store.plan)
         self._nemesis_log = self._store.writer(self._store.nemesis)

@@ -13,7 +13,7 @@ import signal
 import sqlite3
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -32,8 +32,9 @@ from killproof import (
 from killproof.core import model, sync
 from killproof.core.database import Transaction
 from killproof.core.host import KernelLocks
+from killproof.limits import Limits
 from killproof.worker import Context, Handlers, Permanent, Snooze, Worker
-from killproof_chaos import hook, phases
+from killproof_chaos import hook, mix, phases
 from killproof_chaos.recording import Recorder, Result, open_recorder, process_name
 from killproof_chaos.targets.hosted import HostedQueue
 from killproof_chaos.workload import KINDS
@@ -69,6 +70,7 @@ CONTRACT: Final = Contract(
         **{f"P{number}": True for number in range(2, 22)},
         "P1": "power",
         "P6": "transaction",
+        "P22": True,
         "P24": True,
     },
     parameters={
@@ -82,6 +84,12 @@ CONTRACT: Final = Contract(
     },
     edges=EDGES,
 )
+#: What `killproof chaos run` sets: a mutex, a number, and a rate that bursts of jobs go beyond.
+LIMITS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "archive": {"kinds": ["backup"], "running": 1},
+    "press": {"kinds": ["report", "import"], "running": 2},
+    "shop": {"kinds": ["scrape"], "rate": 20.0, "burst": 5},
+}
 #: Promotion and the reaping that a claim does share the claim's transaction.
 NOT_OFFERED: Final = frozenset({"promote.locked", "promote.committed", "promote.synced"})
 
@@ -234,7 +242,8 @@ class KillproofTarget:
     contract = CONTRACT
     sync_points = frozenset(phases.PHASES) - NOT_OFFERED
     database = "queue.db"
-    capabilities = frozenset({"backup"})
+    capabilities = frozenset({"backup", "limits"})
+    mix_parameters: Mapping[str, Mapping[str, Any]] = {"limits": {"limits": LIMITS}}
     #: `open` gives a whole `killproof.Queue` on any host: engine `disk` chooses the clock of the
     #: boot after a cut, and holds jobs as a worker does not.
     hosts_queue = True
@@ -254,8 +263,8 @@ class KillproofTarget:
 
     def prepare(self, place: Path) -> None:
         """Make an empty queue."""
-        with Queue(place / self.database, host=_host()):
-            pass
+        with Queue(place / self.database, host=_host()) as queue:
+            set_up(queue, mix.read(place))
 
     def client(self, place: Path) -> "KillproofClient":
         """Open the queue for a producer."""
@@ -334,6 +343,14 @@ class KillproofTarget:
                 **{**values, "payload": json.loads(values["payload"])},
                 history=tuple(ended.get(values["id"], ())),
             )
+
+
+def set_up(queue: Queue, asked: Set[str]) -> None:
+    """Make what the run asks of the file before anybody works on it."""
+    if "limits" in asked:
+        limits = Limits(queue)
+        for name, rules in LIMITS.items():
+            limits.set(name, **rules)
 
 
 class VouchedLocks(KernelLocks):

@@ -4,7 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from killproof import Queue
-from killproof_chaos.targets.killproof_adapter import CONTRACT, KillproofTarget
+from killproof_chaos import mix
+from killproof_chaos.targets.killproof_adapter import CONTRACT, KillproofTarget, set_up
 
 
 class KillproofProcessTarget(KillproofTarget):
@@ -19,5 +20,5 @@ class KillproofProcessTarget(KillproofTarget):
 
     def prepare(self, place: Path) -> None:
         """Make an empty queue whose acknowledgements wait for no disk."""
-        with Queue(place / self.database, durability="process"):
-            pass
+        with Queue(place / self.database, durability="process") as queue:
+            set_up(queue, mix.read(place))

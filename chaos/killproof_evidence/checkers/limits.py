@@ -8,6 +8,8 @@ alone tells how many run at every commit.  A rate is kept if any n starts in a r
 time in which n tokens less the burst come back.  A queue decides by a clock that it read between
 the start of the claim and its commit, so the first of the n may count from the start of its claim,
 on the monotonic clock: that is what a process is told, and no step of the wall clock moves it.
+What it wrote down then says when the next may start, perhaps by another clock that it read at
+another moment of that claim: the next is allowed to be early by the length of the claim before.
 
 **Used.**  Nobody is accused for a moment of rest.  A limit is not used when a job of it waited
 while fewer ran than may, and all that time somebody was free: either he asked, and was told that
@@ -166,7 +168,7 @@ def _check_rate(evidence: Evidence, tally: Tally, resource: Resource) -> None:
     assert resource.rate is not None
     per_ns = resource.rate / 1e9
     first: tuple[float, Change, int] | None = None
-    number, last, most = 0, 0, 0.0
+    number, last, most, doubt = 0, 0, 0.0, 0
     for change, begin, end in _starts(evidence, resource):
         number += 1
         if evidence.wall_clock.stepped(last, end) and last:
@@ -176,7 +178,8 @@ def _check_rate(evidence: Evidence, tally: Tally, resource: Resource) -> None:
         if first is None or least < first[0]:
             first = (least, change, number)
         tally.checked += 1
-        above = number + 1 - end * per_ns - first[0]
+        above = number + 1 - (end + doubt) * per_ns - first[0]
+        doubt = end - begin
         most = max(most, above)
         if above > resource.burst + 1e-6:
             count, since = number - first[2] + 1, first[1]
