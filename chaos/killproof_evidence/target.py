@@ -170,10 +170,13 @@ class MixedTarget(Target, Protocol):
 
     Each word stands for a member of the client or of the worker that is called only where the word
     is announced: `backup`: `client.backup()` puts a copy of the open file into a folder `backups`
-    below that of the queue, and returns the copy's path relative to the queue's folder.
+    below that of the queue, and returns the copy's path relative to the queue's folder. `limits`:
+    `prepare` has set the limits that `mix_parameters` declare.
     """
 
     capabilities: frozenset[str]
+    #: By capability: parameters that the contract of a run has in addition when it is asked for.
+    mix_parameters: Mapping[str, Mapping[str, Any]]
 
 
 class RepairableTarget(Target, Protocol):
