@@ -426,6 +426,7 @@ def sql_lines(text: str) -> int:
 
 
 def test_the_core_stays_a_thirty_minute_read(capsys: pytest.CaptureFixture[str]) -> None:
+    """Covers S0.10."""
     sizes = {
         path.name: (python_lines if path.suffix == ".py" else sql_lines)(path.read_text("utf-8"))
         for path in sorted(CORE.glob("*"))
@@ -486,6 +487,7 @@ def connection(place: Path) -> Iterator[sqlite3.Connection]:
 def test_no_statement_of_the_core_reads_a_table_from_end_to_end(
     connection: sqlite3.Connection,
 ) -> None:
+    """Covers S0.28, S0.29, S0.30, S1.23, F54, F55, F56, F57."""
     found = {
         name: steps
         for name, statement in statements(jobs, jobs.Queue).items()

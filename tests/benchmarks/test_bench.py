@@ -144,6 +144,7 @@ def test_a_worker_stopped_at_the_turnstile_holds_it_and_the_others_go_on(place: 
 
 
 def test_steps_per_call_do_not_depend_on_the_rows_in_other_states(place: Path) -> None:
+    """Covers S0.30, F54."""
     result = rows.run(place, rows=3_000, tick=lambda _: None)
 
     assert {cost.operation for cost in result.costs} == set(rows.OPERATIONS)

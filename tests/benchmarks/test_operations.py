@@ -41,6 +41,7 @@ def measure(
 
 
 def test_enqueue_puts_in_one_job_per_call(queue: Queue, benchmark: BenchmarkFixture) -> None:
+    """Covers S1.49."""
     before = queue.counts()["available"]
 
     rounds = measure(benchmark, lambda: queue.enqueue("bench", PAYLOAD))
@@ -49,6 +50,7 @@ def test_enqueue_puts_in_one_job_per_call(queue: Queue, benchmark: BenchmarkFixt
 
 
 def test_claim_takes_one_job_per_call(queue: Queue, benchmark: BenchmarkFixture) -> None:
+    """Covers S1.49, S2.15."""
     rounds = measure(benchmark, lambda: claimed(queue))
 
     assert queue.counts()["leased"] == rounds

@@ -83,6 +83,7 @@ def test_a_broken_queue_is_found_by_its_property_in_the_operation_that_breaks(
 def test_a_whole_queue_passes_at_every_call_of_an_operation(
     place: Path, target: str, operation: str, errors: bool
 ) -> None:
+    """Covers S2.17."""
     shown: list[Turn] = []
     store = Store.create(place / "run")
 

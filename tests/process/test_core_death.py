@@ -95,6 +95,7 @@ def queue(place: Path, request: pytest.FixtureRequest) -> Iterator[Queue]:
 
 
 def test_a_killed_workers_job_is_taken_at_once_whatever_its_lease(queue: Queue) -> None:
+    """Covers S0.48, S0.52, S1.48."""
     job_id = queue.enqueue("kind", 1, lease=86_400)
     with worker(queue) as victim:
         assert not queue.wait(None, 0.05)
@@ -110,6 +111,7 @@ def test_a_killed_workers_job_is_taken_at_once_whatever_its_lease(queue: Queue) 
 def test_a_stopped_workers_job_is_taken_after_the_lease_and_its_outcome_is_refused(
     queue: Queue,
 ) -> None:
+    """Covers S2.34, F21."""
     job_id = queue.enqueue("kind", 1, lease=0.4)
     with worker(queue) as zombie:
         os.kill(zombie.process.pid, signal.SIGSTOP)
@@ -181,6 +183,7 @@ def test_an_executed_child_that_outlives_the_worker_does_not_count(queue: Queue)
 
 
 def test_killed_again_and_again_a_job_uses_up_its_attempts_and_dies(queue: Queue) -> None:
+    """Covers F20."""
     job_id = queue.enqueue("kind", 1, max_attempts=3, retry="immediate", lease=86_400)
     for _ in range(3):
         with worker(queue) as victim:
@@ -208,6 +211,7 @@ def test_a_deleted_lock_file_never_buries_the_living(queue: Queue) -> None:
 
 
 def test_an_acknowledgement_survives_the_death_of_its_process(queue: Queue) -> None:
+    """Covers S1.13."""
     queue.enqueue("kind", 1)
     with worker(queue) as victim:
         assert victim.ask("queue.ack(lease)") == "done"

@@ -105,6 +105,7 @@ def test_threads_that_race_for_one_key_make_one_job(place: Path) -> None:
 
 
 def test_threads_share_one_identity_and_each_has_a_connection_of_its_own(place: Path) -> None:
+    """Covers F58."""
     owners, connections = set(), set()
     barrier = threading.Barrier(4)
     with Queue(place / "q.db", durability="process") as queue:
@@ -151,6 +152,8 @@ def test_a_queue_that_is_dropped_and_not_closed_leaves_no_descriptor_behind(plac
 
 
 def test_a_closed_queue_leaves_no_descriptor_and_no_thread_behind(place: Path) -> None:
+    """Covers F59."""
+
     def use() -> None:
         with Queue(place / "q.db") as queue:
             queue.enqueue("kind", 1)
@@ -214,6 +217,7 @@ with Queue(sys.argv[1]) as queue:
 
 
 def test_processes_that_drain_one_queue_do_each_job_once(place: Path) -> None:
+    """Covers S0.17, S0.37, S2.3, S2.28, F6, F8, F10."""
     jobs = 400
     with Queue(place / "q.db", durability="process") as queue:
         queue.enqueue_many([("kind", i) for i in range(jobs)])
@@ -459,6 +463,7 @@ LAST_WORDS = {
 def test_killed_inside_an_operation_it_has_happened_whole_or_not_at_all(
     place: Path, operation: str, point: str
 ) -> None:
+    """Covers S2.2, S2.32."""
     words, state, outcomes = LAST_WORDS[operation]
     code = f"""
 import os, signal, sys

@@ -77,6 +77,7 @@ def test_the_turn_is_one_writers_at_a_time(path: str, gate: bool) -> None:
 
 
 def test_a_waiting_writer_is_let_in_when_the_holder_leaves(path: str, gate: bool) -> None:
+    """Covers F14."""
     first, second = Turnstile(path, gate=gate), Turnstile(path, gate=gate)
     assert first.enter(0)
     threading.Timer(0.02, first.leave).start()

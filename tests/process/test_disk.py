@@ -109,12 +109,15 @@ def _hasty(compiled: None, spot: Path) -> Run:
     """The verdict on a queue that answers before its sync, recorded once for several tests."""
     place = spot / "hasty"
     place.mkdir()
-    return Run(place, verdict_of(cut(place, "--target", "synchronous-normal", "--report", *SMALL), 1))
+    return Run(
+        place, verdict_of(cut(place, "--target", "synchronous-normal", "--report", *SMALL), 1)
+    )
 
 
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("target", ["minimal", "killproof"])
 def test_a_queue_that_syncs_before_it_answers_loses_nothing(place: Path, target: str) -> None:
+    """Covers S2.4."""
     verdict = verdict_of(cut(place, "--target", target, *SMALL), 0)
 
     assert verdict["properties"]["P1"]["verdict"] == "pass"

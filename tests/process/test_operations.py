@@ -101,7 +101,10 @@ def acknowledged(folder: Path) -> list[int]:
 def test_a_backup_under_load_holds_every_job_that_was_acknowledged_before_it(
     place: Path, processes: Processes
 ) -> None:
-    """P24.  Method: producers write down what they are told; what stands there must be in."""
+    """P24.  Method: producers write down what they are told; what stands there must be in.
+
+    Covers F45.
+    """
     with Queue(place / "queue.db") as queue:
         for number in range(2):
             processes.start("-c", PRODUCER, out=f"acks.{number}")
@@ -222,7 +225,7 @@ def test_the_first_run_kills_a_worker_and_the_job_ends_all_the_same(place: Path)
 
 
 def test_importing_the_queue_needs_no_third_party_module(place: Path) -> None:
-    """Covers S1.9, S0.7."""
+    """Covers S1.9, S0.7, S2.14, F3."""
     code = (
         "import sys; import killproof, killproof.worker, killproof.backup, killproof.transfer\n"
         "import killproof.metrics, killproof.systemd, killproof.logs, killproof.checklist\n"

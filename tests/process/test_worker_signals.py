@@ -216,6 +216,7 @@ def outcomes(job: Job) -> list[str]:
 
 
 def test_a_job_whose_worker_is_killed_in_the_handler_is_finished_by_another(here: Place) -> None:
+    """Covers F25."""
     job_id = here.queue.enqueue("wait", None, lease=3_600)
     first, second = here.worker(), here.worker()
     (start,) = here.until_said("start")
@@ -247,6 +248,7 @@ def test_a_worker_stopped_past_its_lease_is_a_zombie_whose_outcome_is_refused(
 
 
 def test_a_job_longer_than_its_lease_runs_once_beside_an_idle_worker(here: Place) -> None:
+    """Covers F23."""
     job_id = here.queue.enqueue("long", None, lease=0.4)
     here.worker()
     here.worker()
@@ -260,6 +262,7 @@ def test_a_job_longer_than_its_lease_runs_once_beside_an_idle_worker(here: Place
 
 
 def test_sigterm_lets_the_running_job_end(here: Place) -> None:
+    """Covers F27."""
     job_id = here.queue.enqueue("wait", None)
     behind = here.queue.enqueue("wait", None)
     worker = here.worker()
@@ -276,7 +279,7 @@ def test_sigterm_lets_the_running_job_end(here: Place) -> None:
 def test_a_job_that_outlives_the_grace_is_released_and_no_attempt_is_lost(
     here: Place, signals: list[signal.Signals]
 ) -> None:
-    """One signal with a short grace, or a second signal that ends a long one."""
+    """One signal with a short grace, or a second signal that ends a long one. Covers F27."""
     job_id = here.queue.enqueue("wait", None, max_attempts=1)
     worker = here.worker(grace=0.1 if len(signals) == 1 else 3_600)
     here.until_said("start")
@@ -341,6 +344,7 @@ def test_a_handler_that_ignores_the_end_of_the_grace_is_released_and_left_behind
 
 
 def test_an_ack_outlasts_a_held_write_lock_and_the_effect_happens_once(here: Place) -> None:
+    """Covers F17."""
     job_id = here.queue.enqueue("wait", None)
     worker = here.worker(busy_limit=0.05)
     here.until_said("start")
@@ -356,6 +360,7 @@ def test_an_ack_outlasts_a_held_write_lock_and_the_effect_happens_once(here: Pla
 
 
 def test_a_locked_file_is_never_the_end_of_an_idle_worker(here: Place) -> None:
+    """Covers F15, F16."""
     worker = here.worker(busy_limit=0.05)
     with closing(sqlite3.connect(here.queue.path, isolation_level=None, timeout=30)) as other:
         other.execute("BEGIN IMMEDIATE")

@@ -17,6 +17,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 def test_enqueue_prints_the_id_and_makes_the_file(run: Run, place: Path) -> None:
+    """Covers S0.35, S0.83, S1.24."""
     assert run("enqueue", "send_report", '{"id": 7}') == (0, "1\n", "")
     with Queue(place / "queue.db") as queue:
         job = queue.get(1)

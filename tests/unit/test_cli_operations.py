@@ -35,7 +35,7 @@ def dead_one(run: Run, place: Path) -> int:
 def test_the_dead_letters_are_listed_with_their_errors_and_what_to_do(
     run: Run, dead_one: int
 ) -> None:
-    """Covers S0.77, S1.55, S1.46."""
+    """Covers S0.77, S1.55, S1.46, S0.34."""
     code, out, _ = run("dead")
 
     assert code == 0

@@ -30,6 +30,7 @@ def drain(queue: Queue, kinds: list[str] | None = None) -> list[object]:
 def test_jobs_are_claimed_by_priority_then_due_time_then_id(
     queue: Queue, clock: ManualClock
 ) -> None:
+    """Covers S0.76, S1.10, S1.17, F50."""
     wanted = list(itertools.product("ab", [0, 5, 9], [0, 0.001, 5], range(2)))
     for kind, priority, delay, _ in random.Random(3).sample(wanted, len(wanted)):
         queue.enqueue(kind, 0, priority=priority, delay=delay)
@@ -43,7 +44,7 @@ def test_jobs_are_claimed_by_priority_then_due_time_then_id(
 
 
 def test_a_column_that_somebody_added_to_the_table_stops_nothing(queue: Queue, sql: Sql) -> None:
-    """The file may be the application's own, and the table gets its own columns."""
+    """The file may be the application's own, and the table gets its own columns. Covers F1."""
     sql("ALTER TABLE job ADD COLUMN tenant TEXT DEFAULT 'x'")
     job_id = queue.enqueue("k", {"n": 1})
     odd = queue.enqueue("k", 2)
@@ -68,6 +69,7 @@ def test_the_order_holds_across_kinds_and_within_each(queue: Queue) -> None:
 def test_a_retry_enters_the_order_by_its_due_time_not_by_its_age(
     queue: Queue, clock: ManualClock
 ) -> None:
+    """Covers S1.12."""
     queue.enqueue("kind", "old", retry="fixed:10")
     lease = queue.claim()
     assert lease is not None
@@ -80,6 +82,7 @@ def test_a_retry_enters_the_order_by_its_due_time_not_by_its_age(
 
 
 def test_a_job_of_another_kind_is_never_taken(queue: Queue) -> None:
+    """Covers S0.78."""
     queue.enqueue("a", 1)
 
     assert queue.claim(["b", "A", "a "]) is None
@@ -288,7 +291,10 @@ def test_ack_many_is_all_or_none(queue: Queue) -> None:
 
 
 def test_an_empty_poll_takes_no_write_lock(place: Path) -> None:
-    """A transaction of another program holds the lock; a look goes on, a claim would wait."""
+    """A transaction of another program holds the lock; a look goes on, a claim would wait.
+
+    Covers S2.27, F15.
+    """
     with Queue(place / "q.db", durability="process", busy_limit=0.01) as queue:
         assert queue.claim() is None  # The first looks under the lock.
         with closing(sqlite3.connect(queue.path, isolation_level=None)) as other:
@@ -318,6 +324,7 @@ def waiting(place: Path, *events: Callable[[], object]) -> tuple[Queue, Nudging]
 
 
 def test_an_idle_wait_ends_at_another_connections_commit(place: Path) -> None:
+    """Covers S0.47, S1.37, F53."""
     with Queue(place / "q.db", durability="process") as other:
         queue, clock = waiting(place, lambda: None, lambda: other.enqueue("kind", 1))
         with queue:
@@ -380,6 +387,7 @@ def test_an_idle_wait_gives_up_after_its_time(place: Path) -> None:
 
 
 def test_an_idle_wait_pauses_longer_and_longer_up_to_a_limit(place: Path) -> None:
+    """Covers S0.47."""
     pauses: list[float] = []
 
     class Noting(ManualClock):

@@ -175,6 +175,7 @@ WRITES: dict[str, Callable[[Queue, Any], object]] = {
 def test_no_call_returns_before_what_it_committed_is_durable(
     queue: Queue, locks: Locks, name: str
 ) -> None:
+    """Covers S2.4."""
     lease = started(queue)
     del locks.events[:]
     WRITES[name](queue, lease)
@@ -350,6 +351,7 @@ def test_the_logs_name_is_made_durable_when_it_is_opened(
 
 
 def test_the_connection_is_set_up_for_the_barrier_and_reads_it_back(queue: Queue) -> None:
+    """Covers S0.39, F18."""
     assert queue.database.peek("PRAGMA synchronous") == [(1,)]
     assert queue.database.peek("PRAGMA wal_autocheckpoint") == [(0,)]
     assert queue.database.peek("PRAGMA journal_mode") == [("wal",)]
@@ -614,6 +616,7 @@ def test_one_commit_in_so_many_checkpoints_by_chance(queue: Queue, locks: Locks)
 
 
 def test_a_log_that_grows_is_checkpointed_without_chance(queue: Queue, locks: Locks) -> None:
+    """Covers F60."""
     for _ in range(12):
         queue.enqueue("kind", "x" * 1_000_000)
 
@@ -689,6 +692,7 @@ def test_a_checkpoint_whose_sync_failed_stops_the_queue(breaking: Queue) -> None
 
 
 def test_a_lock_that_is_not_freed_in_time_is_busy_and_nothing_is_changed(place: Path) -> None:
+    """Covers F19."""
     with (
         Queue(place / "q.db", busy_limit=2, host=Host(clock=ManualClock())) as queue,
         closing(sqlite3.connect(queue.path, isolation_level=None)) as other,

@@ -124,6 +124,7 @@ def test_a_wrong_kind_is_refused_with_its_value_and_nothing_is_written(
 def test_a_payload_that_is_not_json_is_refused_with_its_value_and_nothing_is_written(
     queue: Queue, name: str
 ) -> None:
+    """Covers F68."""
     payload, shown = BAD_PAYLOADS[name]
 
     with pytest.raises(PayloadInvalid) as caught:
@@ -206,6 +207,7 @@ def test_a_new_job_holds_what_was_asked_for(queue: Queue, clock: ManualClock) ->
 def test_a_delayed_job_is_not_claimed_a_millisecond_early(
     queue: Queue, clock: ManualClock, seconds: float
 ) -> None:
+    """Covers F47."""
     start_ms = clock.now_ms()
     job = queue.get(queue.enqueue("kind", 0, delay=seconds))
 
@@ -264,6 +266,7 @@ def test_run_at_in_the_past_means_now_and_keeps_the_order_of_arrival(
 
 
 def test_a_key_names_one_live_job_whatever_state_it_is_in(queue: Queue, clock: ManualClock) -> None:
+    """Covers F44."""
     first = queue.enqueue("kind", 1, key="k")
     seen = [queue.enqueue("kind", 2, key="k")]  # available
     lease = queue.claim()

@@ -51,6 +51,7 @@ def without_rights_of_root() -> Iterator[None]:
 
 
 def test_a_new_file_gets_the_schema_and_keeps_it(place: Path) -> None:
+    """Covers S2.5, F7."""
     with Queue(place / "q.db") as queue:
         job_id = queue.enqueue("kind", 1)
         assert queue.durability == "power"
@@ -77,6 +78,7 @@ def test_a_symbolic_link_is_followed_to_the_files_own_name(place: Path) -> None:
 
 
 def test_an_applications_own_file_is_shared_with_its_tables(place: Path) -> None:
+    """Covers S2.13."""
     path = place / "app.db"
     run(path, "CREATE TABLE orders (id)", "INSERT INTO orders VALUES (7)", "PRAGMA user_version=3")
     with Queue(path) as queue:

@@ -165,6 +165,7 @@ def test_a_process_that_never_claimed_sees_deaths_too(queue: Queue, peer: Queue)
 def test_a_claim_takes_back_what_the_dead_held(
     queue: Queue, peer: Queue, clock: ManualClock
 ) -> None:
+    """Covers S0.50, F24."""
     lease = claimed(queue)
     assert peer.claim() is None
     die(queue)

@@ -59,6 +59,7 @@ OUTCOMES: dict[str, Callable[[Queue, Lease], object]] = {
 def test_the_outcome_of_a_lease_that_is_not_current_is_refused_and_changes_nothing(
     queue: Queue, clock: ManualClock, sql: Sql, outcome: str, how: str
 ) -> None:
+    """Covers F21, F38."""
     lease = claimed(queue, retry="immediate")
     if how == "cancelled":
         queue.cancel(lease.job.id)
@@ -84,6 +85,7 @@ def test_the_outcome_of_a_lease_that_is_not_current_is_refused_and_changes_nothi
 
 
 def test_an_ack_keeps_the_result_and_clears_the_error(queue: Queue, clock: ManualClock) -> None:
+    """Covers S1.34, F33."""
     lease = claimed(queue, retry="immediate")
     queue.nack(lease, "first")
     lease = claim(queue)
@@ -170,6 +172,7 @@ def test_a_falsy_result_is_kept_as_it_is(queue: Queue, result: object) -> None:
 def test_a_failure_waits_by_the_policy_and_the_last_one_kills(
     queue: Queue, clock: ManualClock
 ) -> None:
+    """Covers S0.42, S0.43, S1.35, S1.36, F34."""
     lease = claimed(queue, retry="fixed:10", max_attempts=2)
     queue.nack(lease, "first")
     job = read(queue, lease)
@@ -422,6 +425,7 @@ def test_a_job_that_has_ended_otherwise_is_not_cancelled(queue: Queue) -> None:
 
 
 def test_completing_commits_the_callers_rows_and_the_ack_together(queue: Queue, sql: Sql) -> None:
+    """Covers F41."""
     sql("CREATE TABLE effect (job_id)")
     lease = claimed(queue)
     with queue.completing(lease, {"ok": True}) as tx:
@@ -519,6 +523,7 @@ def test_a_job_put_in_while_completing_exists_only_if_that_commits(queue: Queue)
 def test_every_delivery_that_has_ended_has_a_row_of_its_own(
     queue: Queue, clock: ManualClock
 ) -> None:
+    """Covers S0.3, S2.12, F22, F33, F49."""
     lease = claimed(queue, retry="immediate", lease=5)
     starts = []
     for end in ("release", "nack", "snooze", "expiry", "ack"):

@@ -20,6 +20,7 @@ POLICIES = {
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_no_policy_fails_or_passes_its_cap_in_a_hundred_thousand_attempts(policy: str) -> None:
+    """Covers S0.45."""
     source = random.Random(1)
     delays = [retry.delay_ms(policy, attempt, source) for attempt in range(1, 100_001)]
 
@@ -35,6 +36,7 @@ def test_no_number_of_attempts_is_too_odd_for_a_policy(attempt: int) -> None:
 
 
 def test_the_default_is_the_formula_of_the_article() -> None:
+    """Covers S0.44, S0.46."""
     for attempt in range(1, 12):
         base = min(3_600, 2**attempt * 30)
         delays = {retry.delay_ms("article", attempt, random.Random(i)) for i in range(400)}
@@ -43,6 +45,7 @@ def test_the_default_is_the_formula_of_the_article() -> None:
 
 
 def test_the_exponential_policy_spreads_over_the_whole_of_its_window() -> None:
+    """Covers S0.46, F36."""
     for attempt, window_ms in ((1, 2_000), (2, 4_000), (5, 32_000), (20, 3_600_000)):
         delays = [retry.delay_ms("exponential:2", attempt, random.Random(i)) for i in range(500)]
 

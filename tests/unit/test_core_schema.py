@@ -115,6 +115,7 @@ def checks(schema: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("name", IMPOSSIBLE)
 def test_an_impossible_row_is_refused_whoever_writes(sql: Sql, name: str) -> None:
+    """Covers F51."""
     table, good, bad = IMPOSSIBLE[name]
 
     with pytest.raises(sqlite3.IntegrityError, match="CHECK constraint failed"):
@@ -153,7 +154,7 @@ def test_two_live_jobs_with_one_key_cannot_be_stored(sql: Sql) -> None:
 
 
 def test_an_id_is_never_used_twice(queue: Queue, sql: Sql) -> None:
-    """A lease of a deleted job must not fit a newer one."""
+    """A lease of a deleted job must not fit a newer one. Covers S0.18."""
     first = queue.enqueue("kind", 1)
     sql("DELETE FROM job")
 
@@ -162,6 +163,7 @@ def test_an_id_is_never_used_twice(queue: Queue, sql: Sql) -> None:
 
 @pytest.mark.parametrize("table", ["job", "attempt", "worker"])
 def test_no_column_takes_a_value_of_another_type(sql: Sql, table: str) -> None:
+    """Covers F48, F51."""
     good = {"job": LEASED, "attempt": ATTEMPT, "worker": WORKER}[table]
     if table != "job":
         insert(sql, "job", AVAILABLE)
@@ -321,6 +323,7 @@ def damage(queue: Queue, change: str, job_id: int) -> None:
 def test_a_damaged_row_never_stops_the_others(
     queue: Queue, clock: ManualClock, name: str, delay: float
 ) -> None:
+    """Covers F1."""
     ids = [queue.enqueue("kind", i, delay=delay) for i in range(3)]
     damage(queue, DAMAGE[name], ids[0])
     clock.advance(2)
@@ -413,6 +416,7 @@ def test_a_damaged_row_that_can_not_even_be_buried_costs_no_other_lease(
 
 
 def test_a_damaged_payload_keeps_its_text_for_a_person(queue: Queue, sql: Sql) -> None:
+    """Covers F29."""
     job_id = queue.enqueue("kind", 1)
     damage(queue, "payload = 'half a '", job_id)
     assert queue.claim() is None

@@ -122,6 +122,8 @@ def test_keys_of_different_scopes_never_meet(stand: Stand) -> None:
 def test_the_reservation_is_committed_and_no_transaction_open_during_the_call(
     stand: Stand,
 ) -> None:
+    """Covers F42."""
+
     def function(key: str) -> object:
         stand.queue.enqueue("other", None)  # Refused as nested, or blocked, inside a transaction.
         reader = sqlite3.connect(stand.queue.path)
@@ -133,6 +135,8 @@ def test_the_reservation_is_committed_and_no_transaction_open_during_the_call(
 
 
 def test_a_rejected_effect_is_released_and_applied_by_the_next_attempt(stand: Stand) -> None:
+    """Covers F40."""
+
     def refuse(key: str) -> object:
         raise Rejected("503")
 
@@ -198,6 +202,7 @@ def test_in_doubt_skip_leaves_it_and_says_nothing(stand: Stand) -> None:
 
 
 def test_in_doubt_held_asks_a_person(stand: Stand) -> None:
+    """Covers F39."""
     stand.die_in_the_call()
     with pytest.raises(Hold, match=r"card/order:1 is in doubt: job 1 \(fence 1\)"):
         stand.apply(in_doubt="held")
@@ -346,6 +351,7 @@ def test_a_key_that_can_not_be_stored_is_refused(stand: Stand, key: str) -> None
 def test_the_effect_of_a_job_is_named_by_its_key_or_by_what_no_other_job_has(
     stand: Stand,
 ) -> None:
+    """Covers F43."""
     stand.queue.enqueue("pay", None, key="event:9")
     keyed = stand.claim().job
 

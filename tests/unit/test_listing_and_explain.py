@@ -209,7 +209,7 @@ def test_who_has_never_claimed_announces_nothing(queue: Queue, sql: Sql) -> None
 def test_the_order_says_how_many_are_before_and_how_to_be_first(
     queue: Queue, worker: Queue, sql: Sql
 ) -> None:
-    """Covers S1.8, S1.26."""
+    """Covers S1.8, S1.26, S1.57."""
     queue.enqueue("k", 1)
     queue.enqueue("urgent", 1, priority=0)
     queue.enqueue("closed", 1, priority=0)

@@ -91,7 +91,10 @@ def test_a_dry_run_counts_and_deletes_nothing(queue: Queue, clock: ManualClock) 
 def test_a_prune_goes_in_steps_and_leaves_the_lock_between_them(
     queue: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Goal: nobody waits for a prune.  Method: another writer commits after each step."""
+    """Goal: nobody waits for a prune.  Method: another writer commits after each step.
+
+    Covers F61.
+    """
     monkeypatch.setattr(retention, "PRUNE_BATCH", 2)
     for _ in range(5):
         queue.enqueue("k", 1)

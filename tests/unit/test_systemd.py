@@ -100,7 +100,7 @@ def unit(**options: object) -> str:
 
 
 def test_a_unit_waits_for_the_network_drains_and_keeps_its_state_from_the_code() -> None:
-    """Covers S0.66, S0.67: with what the article's own unit lacks."""
+    """Covers S0.66, S0.67, S0.65, F69: with what the article's own unit lacks."""
     text = unit()
 
     for line in (

@@ -133,12 +133,14 @@ def failing(error: BaseException) -> Callable[[Context], object]:
 
 
 def test_what_a_handler_returns_is_the_result(stand: Stand) -> None:
+    """Covers S0.40, S0.41, S1.32, S2.37."""
     job = stand.do(lambda context: {"seen": context.payload})
 
     assert (job.state, job.result) == ("succeeded", {"seen": {"n": 1}})
 
 
 def test_a_result_that_json_cannot_hold_does_not_undo_the_success(stand: Stand) -> None:
+    """Covers F31."""
     job = stand.do(lambda context: {1, 2})
 
     assert (job.state, job.attempt) == ("succeeded", 1)
@@ -212,6 +214,7 @@ def test_the_ack_brings_the_next_job(stand: Stand) -> None:
 def test_whatever_a_handler_raises_is_its_failed_attempt_and_the_worker_goes_on(
     stand: Stand, error: BaseException
 ) -> None:
+    """Covers F26."""
     stand.add(lambda context: "fine", "other")
     other = stand.queue.enqueue("other", None, priority=9)
     job = stand.do(failing(error))
@@ -222,6 +225,8 @@ def test_whatever_a_handler_raises_is_its_failed_attempt_and_the_worker_goes_on(
 
 
 def test_an_attempt_keeps_class_message_and_traceback(stand: Stand) -> None:
+    """Covers F32."""
+
     def handler(context: Context) -> object:
         empty: dict[str, int] = {}
         return empty["missing"]
@@ -270,12 +275,14 @@ def test_an_error_that_can_not_be_stored_as_it_is_is_stored(
 
 
 def test_a_permanent_failure_is_dead_at_once(stand: Stand) -> None:
+    """Covers F3."""
     job = stand.do(failing(Permanent("no such address")))
 
     assert (job.state, job.attempt, job.error_message) == ("dead", 1, "no such address")
 
 
 def test_retry_later_sets_the_delay_and_costs_an_attempt(stand: Stand) -> None:
+    """Covers F35."""
     before_ms = stand.clock.now_ms()
     job = stand.do(failing(RetryLater(3_600)))
 
@@ -406,6 +413,7 @@ def test_an_ack_that_stays_impossible_is_given_up_when_the_lease_is_over(stand: 
 def test_a_claim_that_meets_trouble_is_never_fatal_and_is_said_once(
     stand: Stand, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Covers F16."""
     stand.queue.troubles = {"claim": [DatabaseBusy("locked"), StorageFull("no room")] * 3}
     job = stand.do(lambda context: None)
 
@@ -433,6 +441,7 @@ def test_a_disk_that_fails_inside_a_handler_is_not_its_failure(stand: Stand) -> 
 def test_an_unknown_kind_is_left_alone_and_reported_once(
     stand: Stand, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Covers S1.33, F30."""
     strange = stand.queue.enqueue("strange", None)
     stand.add(lambda context: None)
     idles = iter(range(3))
@@ -565,6 +574,7 @@ def run_live(
 
 
 def test_a_handler_over_its_time_limit_is_interrupted_and_failed(live: Stand) -> None:
+    """Covers F28."""
     job = run_live(live, spin, timeout=0.02)
 
     assert (job.state, job.attempt, job.error_class) == ("retryable", 1, "HandlerTimeout")
@@ -746,6 +756,8 @@ def test_every_line_about_a_job_carries_its_id_kind_attempt_and_key(
 
 
 def test_a_log_handler_that_raises_never_stops_the_work(stand: Stand) -> None:
+    """Covers F2."""
+
     class Broken(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             raise RuntimeError("the log is on fire")
