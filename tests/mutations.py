@@ -480,7 +480,7 @@ LEASES = (
     m(
         "time namespaces are part of the clock's name",
         "clock.py",
-        'offsets = "/".join(TIME_NAMESPACE.read_text().split())',
+        'offsets = "/".join(_text(TIME_NAMESPACE).split())',
         'offsets = ""',
         f"{LIVENESS}boot_and_time_namespace",
     ),

@@ -13,7 +13,6 @@ reported by the kernel once and then forgotten, so it is never retried: the queu
 import errno
 import os
 import re
-from pathlib import Path
 
 from killproof.core.errors import OutcomeUnknown, StorageFailed
 from killproof.core.turnstile import close_quietly
@@ -24,7 +23,7 @@ RAM_KINDS = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 NETWORK_KINDS = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "virtiofs", "ceph", "afs", "glusterfs", "lustre"}
 )
-MOUNTS = Path("/proc/self/mountinfo")
+MOUNTS = "/proc/self/mountinfo"
 
 
 class Barrier:
@@ -170,8 +169,9 @@ def file_system(path: str) -> tuple[str, frozenset[str]]:
     where = os.path.realpath(path)
     best, found = -1, ("", frozenset[str]())
     try:
-        # A mount point may hold whatever else ends a line for `splitlines`: then no queue opened.
-        lines = os.fsdecode(MOUNTS.read_bytes()).rstrip("\n").split("\n")
+        with open(MOUNTS, "rb") as file:
+            # A mount point may hold what else ends a line for `splitlines`: then no queue opened.
+            lines = os.fsdecode(file.read()).rstrip("\n").split("\n")
     except OSError:
         return found
     for line in lines:

@@ -8,11 +8,10 @@ lease.
 
 import os
 import time
-from pathlib import Path
 from typing import Protocol
 
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-TIME_NAMESPACE = Path("/proc/self/timens_offsets")
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+TIME_NAMESPACE = "/proc/self/timens_offsets"
 
 
 class Clock(Protocol):
@@ -57,11 +56,11 @@ class SystemClock:
         """
         if not self._ident:
             try:
-                boot = BOOT_ID.read_text().strip()
+                boot = _text(BOOT_ID).strip()
             except OSError:
                 boot = os.urandom(16).hex()
             try:
-                offsets = "/".join(TIME_NAMESPACE.read_text().split())
+                offsets = "/".join(_text(TIME_NAMESPACE).split())
             except OSError:
                 offsets = ""
             self._ident = f"{boot} {offsets}"
@@ -100,3 +99,8 @@ class ManualClock:
     def step_wall(self, seconds: float) -> None:
         """Step the wall clock alone, as NTP or an administrator does; may be negative."""
         self.wall_ms += round(seconds * 1_000)
+
+
+def _text(path: str | os.PathLike[str]) -> str:
+    with open(path, encoding="ascii") as file:  # pathlib would double what importing us costs.
+        return file.read()

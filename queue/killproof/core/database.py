@@ -16,7 +16,6 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from importlib.resources import files
 from typing import Final, Literal, LiteralString, TypeVar
 
 from killproof.core import barrier, sync
@@ -645,7 +644,7 @@ class Database:
         try:
             version, _ = self._schema_of(connection)  # Again: somebody may have been faster.
             for name in MIGRATIONS[version:]:
-                for statement in _statements(files("killproof.core").joinpath(name).read_text()):
+                for statement in _statements(name):
                     connection.execute(statement)
             connection.execute(
                 "INSERT OR REPLACE INTO killproof_schema VALUES ('core', ?)", (SCHEMA_VERSION,)
@@ -712,14 +711,15 @@ def _roll_back(connection: sqlite3.Connection) -> None:
         connection.execute("ROLLBACK")
 
 
-def _statements(script: str) -> Iterator[str]:
-    """Yield the statements of a script; `executescript` would commit what is open."""
+def _statements(name: str) -> Iterator[str]:
+    """Yield the statements of a file beside this; `executescript` would commit what is open."""
     statement = ""
-    for line in script.splitlines(keepends=True):
-        statement += line
-        if sqlite3.complete_statement(statement):
-            yield statement
-            statement = ""
+    with open(os.path.join(os.path.dirname(__file__), name), encoding="utf-8") as script:
+        for line in script:
+            statement += line
+            if sqlite3.complete_statement(statement):
+                yield statement
+                statement = ""
 
 
 def _primary_code(error: sqlite3.Error) -> int:

@@ -32,7 +32,6 @@ import errno
 import fcntl
 import mmap
 import os
-import platform
 import sys
 import time
 from contextlib import suppress
@@ -47,7 +46,7 @@ REENTRY_NS: Final = 1_000_000
 
 #: The number of the futex system call, which the C library does not wrap (linux: asm/unistd.h).
 _SYS_FUTEX: Final = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}.get(
-    platform.machine()
+    os.uname().machine
 )
 _FUTEX_WAIT: Final = 0
 #: Change the number and wake a waiter, in one call (linux: uapi/linux/futex.h).
