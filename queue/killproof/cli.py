@@ -32,6 +32,7 @@ EXIT_INTERRUPTED: Final = 130  # As a shell reports a death by SIGINT.
 #: Where each command is defined; a test compares it with what the modules register.
 MODULES: Final = {
     "killproof.cli_work": ("Work", ("init", "enqueue", "work")),
+    "killproof.cli_panel": ("Jobs", ("panel",)),
     "killproof.cli_jobs": (
         "Jobs",
         (
@@ -46,7 +47,10 @@ MODULES: Final = {
             *("export", "import", "webhook", "systemd-unit"),
         ),
     ),
+    "killproof.cli_schedules": ("Jobs", ("schedules",)),
     "killproof.cli_articles": ("Operations", ("articles",)),
+    "killproof.cli_limits": ("Operations", ("limits",)),
+    "killproof.cli_serve": ("Operations", ("serve", "pause", "resume")),
 }
 PLUGINS: Final = "killproof.commands"
 PLUGIN_HELP: Final = {

@@ -50,9 +50,19 @@ def status(
             "longer: dead, held=5, age=10min. May be repeated.",
         ),
     ] = None,
+    is_watched: Annotated[
+        bool, typer.Option("--watch", help="Look again and again, as killproof panel does.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Count the jobs by state; with --alert, exit 1 when one of the limits is exceeded."""
+    if is_watched:
+        if alert:
+            raise ValueError("--watch and --alert exclude each other: an alert is an exit code")
+        from killproof.cli_panel import watch
+
+        watch(db, every=None, is_once=False, as_json=as_json)
+        return
     limits = [_limit(text) for text in alert or ()]
     with existing(db) as queue:
         counts = queue.counts()

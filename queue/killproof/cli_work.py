@@ -5,6 +5,8 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -19,6 +21,7 @@ from killproof.core.jobs import Queue, new_job
 
 if TYPE_CHECKING:
     from killproof.handlers import Handlers
+    from killproof.panel import Panel
 
 app = typer.Typer()
 
@@ -53,6 +56,12 @@ def work(
     grace: Annotated[
         float, typer.Option(help="Seconds a running job has to end after SIGTERM.")
     ] = 30.0,
+    slots: Annotated[
+        int, typer.Option(help="Jobs at once in this process; more than 1: on one event loop.")
+    ] = 1,
+    panel: Annotated[
+        bool, typer.Option("--panel", help="Show the queue: live, or every 30 s in a pipe.")
+    ] = False,
     nice: Annotated[
         int, typer.Option(help="Leave the CPU to others: 0 to 19, as nice(1) does.")
     ] = 0,
@@ -69,33 +78,61 @@ def work(
 ) -> None:
     """Work on jobs until SIGTERM; the current folder is searched for MODULE first.
 
+    With --slots N, `async def` handlers share one event loop and plain ones have threads.
     A database file that is not there yet is made, so that the start order does not matter.
     Under systemd it says when it is ready and that it lives; see killproof systemd-unit.
     Exit codes: 0 stopped in order; 70 a handler hung, its attempt is recorded, start again;
     3 the disk failed, see killproof doctor; 143 or 130 left at once after a signal.
     """
     from killproof import webhook
-    from killproof.systemd import Supervision
-    from killproof.worker import Worker
 
     model.check_count(nice, "nice", 0, 19)
-    _set_up_log(log_level, log_format, log_file)
-    handlers = _handlers(module)
-    if len(handlers):  # A module without any is a mistake, and is told so by the worker.
-        webhook.register(handlers)
-    if not db.exists():
-        print(f"killproof: {db} does not exist yet: making it", file=sys.stderr)
-    if nice:
-        os.nice(nice)
-    with Queue(db, durability=cast(Durability | None, durability)) as queue:
-        worker = Worker(queue, handlers, grace=grace)
-        kinds = ", ".join(handlers.kinds)
-        logging.getLogger("killproof").info("process %d works on: %s", os.getpid(), kinds)
-        with Supervision(worker):
-            worker.run()
+    with _shown(panel) as shown:
+        _set_up_log(log_level, log_format, log_file, shown)
+        handlers = _handlers(module)
+        if len(handlers):  # A module without any is a mistake, and is told so by the worker.
+            webhook.register(handlers)
+        if not db.exists():
+            print(f"killproof: {db} does not exist yet: making it", file=sys.stderr)
+        if nice:
+            os.nice(nice)
+        with Queue(db, durability=cast(Durability | None, durability)) as queue:
+            kinds = ", ".join(handlers.kinds)
+            line = "process %d works on: %s; jobs at once: %d"
+            logging.getLogger("killproof").info(line, os.getpid(), kinds, slots)
+            _work(queue, handlers, slots=slots, grace=grace, panel=shown)
 
 
-def _set_up_log(level_name: str, form: str, file: Path | None) -> None:
+def _shown(is_wanted: bool) -> "AbstractContextManager[Panel | None]":
+    if not is_wanted:
+        return nullcontext()
+    from killproof import cli_panel
+
+    return cli_panel.shown()
+
+
+def _work(
+    queue: Queue, handlers: "Handlers", *, slots: int, grace: float, panel: "Panel | None"
+) -> None:
+    """Run a plain worker, or a dispatcher where there is more than one slot."""
+    from killproof.systemd import Supervision
+
+    if slots != 1:
+        from killproof.dispatcher import Dispatcher
+
+        dispatcher = Dispatcher(queue, handlers, slots, grace=grace, panel=panel)
+        with Supervision(dispatcher):
+            dispatcher.serve()
+        return
+    from killproof.panel import Showing
+    from killproof.worker import Worker
+
+    worker = Worker(queue, handlers, grace=grace)
+    with Supervision(worker), nullcontext() if panel is None else Showing(queue, panel):
+        worker.run()
+
+
+def _set_up_log(level_name: str, form: str, file: Path | None, panel: "Panel | None") -> None:
     from killproof import logs
 
     level = logging.getLevelNamesMapping().get(level_name.upper())
@@ -103,9 +140,13 @@ def _set_up_log(level_name: str, form: str, file: Path | None) -> None:
         raise ValueError(f"log level {level_name!r} is unknown: use debug, info, warning or error")
     if form not in ("text", "json"):
         raise ValueError(f"log format {form!r} is unknown: use text or json")
-    descriptor = 2 if file is None else logs.open_log(file)
+    to: int | Callable[[str], object] = 2
+    if file is not None:
+        to = logs.open_log(file)
+    elif sys.stderr.isatty() and (write := getattr(panel, "write", None)) is not None:
+        to = write  # Else the lines and the drawn panel would overwrite each other.
     logging.basicConfig(
-        level=level, handlers=[logs.handler(cast(logs.Format, form), descriptor)], force=True
+        level=level, handlers=[logs.handler(cast(logs.Format, form), to)], force=True
     )
 
 

@@ -20,7 +20,7 @@ each with a connection of its own; because the file has one writer at a time, mo
     killproof-claims    waits for work and claims it, `CLAIMS_MAX` jobs in a transaction
     killproof-settle    writes outcomes, those that wait together (`killproof.settling`)
     killproof-heartbeat renews all leases together (`killproof.roster`); watches the loop
-    killproof-calls     what coroutines ask of the file; the panel
+    killproof-calls     what coroutines ask of the file
     killproof-plain     plain handlers
 
 **What ends a handler from outside** is what ends a worker's: a lost lease, its kind's time limit,
@@ -63,7 +63,7 @@ from killproof.handlers import Handler, Handlers, HandlerTimeout, call
 from killproof.heartbeat import SIGNALS, Cause, Pulse, Tenure
 from killproof.journal import Journal
 from killproof.outcomes import EXIT_HANDLER_HUNG, EXIT_STORAGE_FAILED, TRANSIENT, Outcome
-from killproof.panel import REST_PER_LOOK, Panel, Reader
+from killproof.panel import Panel, Showing
 from killproof.roster import Roster
 from killproof.settling import Settlement, Settler
 from killproof.worker import (
@@ -310,12 +310,21 @@ class Dispatcher:
         if self._stopping:
             return
         try:
-            with Pulse(self._beat, self._clock) if self._heart == "thread" else nullcontext():
+            with (
+                Pulse(self._beat, self._clock) if self._heart == "thread" else nullcontext(),
+                nullcontext()
+                if self._panel is None
+                else Showing(
+                    self._queue,
+                    self._panel,
+                    slots=self.slots,
+                    slots_used=lambda: self.slots_used,
+                    on_storage_failed=self._on_storage_failed,
+                ),
+            ):
                 side = [asyncio.create_task(self._settle_forever())]
                 if self._heart == "task":
                     side.append(asyncio.create_task(self._beat_forever()))
-                if self._panel is not None:
-                    side.append(asyncio.create_task(self._show_forever(self._panel)))
                 main = asyncio.create_task(self._dispatch())
                 try:
                     done, _ = await asyncio.wait([main, *side], return_when=asyncio.FIRST_COMPLETED)
@@ -659,26 +668,6 @@ class Dispatcher:
         self._stopping = self._forced = True
         self._journal.say(logging.CRITICAL, "leaving: %s", error)
         self._leave(EXIT_STORAGE_FAILED)
-
-    # --- The panel.
-
-    async def _show_forever(self, shown: Panel) -> None:
-        """Look and show; a panel that fails is shown again later, and nothing else notices."""
-        reader = Reader(self._queue)
-
-        def show() -> None:
-            shown.show(reader.look(slots=self.slots, slots_used=len(self._runs)))
-
-        while True:
-            started_ns = self._clock.monotonic_ns()
-            try:
-                await self._in(self._calls, show)
-            except StorageFailed as error:
-                self._on_storage_failed(error)
-            except Exception as error:  # Reporting must never stop the dispatch.
-                self._journal.say(logging.DEBUG, "the panel was not shown: %r", error)
-            took = (self._clock.monotonic_ns() - started_ns) / 1e9
-            await asyncio.sleep(max(shown.seconds, took * REST_PER_LOOK))
 
     # --- Threads and signals.
 

@@ -12,6 +12,7 @@ fields, and the whole error.
 import json
 import logging
 import os
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final, Literal
 
@@ -35,6 +36,21 @@ class AppendHandler(logging.Handler):
         try:
             line = self.format(record) + "\n"
             os.write(self._descriptor, line.encode("utf-8", "backslashreplace"))
+        except Exception:
+            self.handleError(record)
+
+
+class CallHandler(logging.Handler):
+    """A handler that gives each record's lines to a function, such as a drawn panel's."""
+
+    def __init__(self, write: Callable[[str], object]) -> None:
+        super().__init__()
+        self._write = write
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Give the record's lines; a function that raises costs the line and nothing else."""
+        try:
+            self._write(self.format(record))
         except Exception:
             self.handleError(record)
 
@@ -83,8 +99,8 @@ def _trace(formatter: logging.Formatter, record: logging.LogRecord) -> str | Non
     return formatter.formatException(record.exc_info) if record.exc_info else None
 
 
-def handler(form: Format, descriptor: int) -> AppendHandler:
-    """Return a handler that writes lines of this form."""
-    found = AppendHandler(descriptor)
+def handler(form: Format, to: int | Callable[[str], object]) -> logging.Handler:
+    """Return a handler that writes lines of this form, to a descriptor or by a function."""
+    found = AppendHandler(to) if isinstance(to, int) else CallHandler(to)
     found.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     return found

@@ -7,13 +7,18 @@ the file keeps, so who shows it rests `REST_PER_LOOK` times as long as the look 
 `block` makes plain lines of it, for logs and pipes; `killproof.cli_panel` draws it on a terminal.
 """
 
+import logging
+import signal
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol, cast
 
 from killproof.core import model
 from killproof.core.database import Value
-from killproof.core.jobs import Queue
+from killproof.core.errors import StorageFailed
+from killproof.core.jobs import LEAVE_SECONDS, Queue
+from killproof.heartbeat import SIGNALS
 from killproof.wording import moment, one_line, span
 
 #: The panel takes at most this part of a core: a look, then twenty times as long a rest.
@@ -25,6 +30,8 @@ ERROR_CHARS_SHOWN: Final = 80
 #: Of the states that grow without bound, the latest jobs stand for all in the mean of retries.
 RETRIED_JOBS_MAX: Final = 1_000
 RATE_WINDOW_MS: Final = 60_000
+
+logger = logging.getLogger("killproof.panel")
 
 #: A sign beside each state's word; the article's, and its question mark for the rest.
 SIGNS: Final = {
@@ -235,6 +242,71 @@ def block(look: Look, *, with_signs: bool = True) -> str:
             f"job {died.job_id} {one_line(died.kind)} after {died.retries} retries: {died.error}"
         )
     return "\n".join(lines)
+
+
+class Showing:
+    """Shows a queue on a panel, in a thread, for as long as its block is not left.
+
+    What goes wrong in it is left out of the panel, and nothing else notices: it must never stop
+    the work.
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        panel: Panel,
+        *,
+        slots: int | None = None,
+        slots_used: Callable[[], int] | None = None,
+        on_storage_failed: Callable[[StorageFailed], object] = lambda _: None,
+    ) -> None:
+        """Prepare the thread; `with showing:` runs it.
+
+        Args:
+            queue: read on a connection of this thread.
+            panel: where it is shown.
+            slots: of this process, if it has any.
+            slots_used: tells how many of them are used now.
+            on_storage_failed: called in the thread when the disk has failed; it looks no more.
+        """
+        self._reader = Reader(queue)
+        self._panel = panel
+        self._clock = queue.host.clock
+        self._slots = slots
+        self._slots_used = slots_used
+        self._on_storage_failed = on_storage_failed
+        self._leaving = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="killproof-panel", daemon=True)
+
+    def __enter__(self) -> "Showing":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._leaving.set()
+        self._thread.join(LEAVE_SECONDS)
+
+    def step(self) -> float:
+        """Look and show; return the seconds to rest before the next time."""
+        started_ns = self._clock.monotonic_ns()
+        used = None if self._slots_used is None else self._slots_used()
+        self._panel.show(self._reader.look(slots=self._slots, slots_used=used))
+        took = (self._clock.monotonic_ns() - started_ns) / 1e9
+        return max(self._panel.seconds, took * REST_PER_LOOK)
+
+    def _run(self) -> None:
+        # Signals are for the main thread: delivered here they would not wake it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        rest = 0.0
+        while not self._leaving.wait(rest):
+            try:
+                rest = self.step()
+            except StorageFailed as error:
+                self._on_storage_failed(error)
+                return
+            except Exception as error:  # See the class.
+                rest = self._panel.seconds
+                logger.debug("the panel was not shown: %r", error)
 
 
 class Lines:
