@@ -131,6 +131,8 @@ def _replay(queue: Queue, tx: Transaction, job_id: int) -> str | None:
     row = tx.row(STATE_AND_KEY, {"id": job_id})
     if row is None:
         return "there is no such job"
+    if row[0] in ENDED and row[1] is None:  # A trigger of the workflows has passed it over.
+        return "it waits for other steps of its run, or was undone: see killproof explain"
     if row[0] in ENDED:
         return f"another job with the key {row[1]!r} is alive: wait for its end, or cancel it"
     return f"its state is {row[0]!r}: only dead, cancelled and expired jobs are replayed"
