@@ -25,7 +25,7 @@ from killproof.cli_terminal import (
 from killproof.core.clock import SystemClock
 from killproof.core.database import Durability
 from killproof.core.jobs import Queue
-from killproof.schedule import Missed, Schedule, Schedules
+from killproof.schedule import Fired, Missed, Schedule, Schedules
 from killproof.schedule_times import TimesUnavailable
 from killproof.wording import count_of, moment, span
 
@@ -247,7 +247,8 @@ def run(
     with existing(db) as queue, _stopped_by_signals() as stop:
         firing = Firing(queue)
         while True:
-            fired, seconds = firing.look()
+            looked, seconds = firing.look()
+            fired = looked or Fired(ids=(), next_ms=None)
             if as_json and (fired.ids or is_once):
                 print(json.dumps({"fired": fired.ids, "troubles": fired.troubles}), flush=True)
             elif fired.ids or is_once:

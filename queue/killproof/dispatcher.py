@@ -65,6 +65,7 @@ from killproof.journal import Journal
 from killproof.outcomes import EXIT_HANDLER_HUNG, EXIT_STORAGE_FAILED, TRANSIENT, Outcome
 from killproof.panel import Panel, Showing
 from killproof.roster import Roster
+from killproof.schedule_firing import Firing
 from killproof.settling import Settlement, Settler
 from killproof.worker import (
     ALARM_SECONDS_MIN,
@@ -312,6 +313,9 @@ class Dispatcher:
         try:
             with (
                 Pulse(self._beat, self._clock) if self._heart == "thread" else nullcontext(),
+                Firing(self._queue, on_storage_failed=self._on_storage_failed)
+                if self._heart == "thread"
+                else nullcontext(),
                 nullcontext()
                 if self._panel is None
                 else Showing(

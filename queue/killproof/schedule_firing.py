@@ -13,11 +13,13 @@ import logging
 import signal
 import threading
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from killproof import schedule
 from killproof.core.errors import KillproofError, StorageFailed
 from killproof.core.jobs import Queue
+
+if TYPE_CHECKING:
+    from killproof.schedule import Fired
 
 #: A look at least so often, in seconds.
 LOOK_SECONDS_MAX: Final = 1.0
@@ -60,13 +62,21 @@ class Firing:
         # It may be waiting for a locked file; what it has not committed somebody else fires.
         self._thread.join(LEAVE_SECONDS)
 
-    def look(self) -> tuple[schedule.Fired, float]:
+    HAS_ANY: Final = "SELECT 1 FROM killproof_schema WHERE component = 'schedule'"
+
+    def look(self) -> "tuple[Fired | None, float]":
         """Fire what is due; return what was fired, and the seconds until the next look.
+
+        None: the file has never had a schedule.
 
         Raises:
             KillproofError: as for `Queue.enqueue`.
         """
-        fired = schedule.fire_due(self._queue)
+        if not self._queue.database.peek(self.HAS_ANY):
+            return None, LOOK_SECONDS_MAX
+        from killproof.schedule import fire_due  # Ten milliseconds for those who have schedules.
+
+        fired = fire_due(self._queue)
         for trouble in fired.troubles:
             if trouble not in self._told:  # Once, and not every second.
                 self._told.add(trouble)

@@ -20,7 +20,6 @@ between the two is here, with the rules of Debian's cron:
 half an hour (`0 */3 * * *` on Lord Howe Island, 4 October 2026), because it steps in whole hours.
 """
 
-import zoneinfo
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -259,6 +258,8 @@ def zone_of(name: str) -> tzinfo:
     model.check_text(name, "zone", model.KIND_CHARS_MAX)
     if name == "UTC":
         return UTC  # It needs no database.
+    import zoneinfo  # Some milliseconds at the start of every worker, for those who need it alone.
+
     try:
         return zoneinfo.ZoneInfo(name)
     except (KeyError, ValueError, OSError) as error:

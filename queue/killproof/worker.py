@@ -68,6 +68,7 @@ from killproof.handlers import (
 from killproof.heartbeat import Cause, Heartbeat, Tenure
 from killproof.journal import Journal
 from killproof.outcomes import EXIT_HANDLER_HUNG, EXIT_STORAGE_FAILED, TRANSIENT, Outcome
+from killproof.schedule_firing import Firing
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor  # 15 ms for the type alone.
@@ -325,6 +326,7 @@ class Worker:
             overdue_grace=overdue_grace,
             log=self._journal.job,
         )
+        self._firing = Firing(queue, on_storage_failed=self._on_storage_failed)
         self._pid = os.getpid()
         self._tenure: Tenure | None = None
         self._armed = False  # The handler runs: an interruption may be raised.
@@ -359,7 +361,7 @@ class Worker:
         sync.load()
         busy_limit = self._queue.database.busy_limit
         try:
-            with self._signals(), self._heartbeat:
+            with self._signals(), self._heartbeat, self._firing:
                 self._loop()
         except StorageFailed as error:
             self._on_storage_failed(error)
