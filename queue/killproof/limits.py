@@ -36,12 +36,13 @@ Read `limits.sql` next.
 
 import math
 import os
+import re
 from collections.abc import Iterable
-from importlib.resources import files
+from pathlib import Path
 from typing import Final, cast
 
 from killproof.core import model
-from killproof.core.database import Transaction, Value, _statements
+from killproof.core.database import Transaction, Value
 from killproof.core.errors import FileRefused
 from killproof.core.jobs import Queue
 from killproof.limits_reading import (
@@ -103,13 +104,14 @@ class Limits:
     SET_RUNNING: Final = """
         UPDATE limit_resource SET running_max = :running WHERE name = :name"""
 
-    # What is missing stays missing: else each start of a program would fill the bucket.
+    # The tokens that are missing stay missing, at any rate: no change fills the bucket.
     SET_RATE: Final = """
         INSERT INTO limit_bucket (resource, rate, interval_ns, burst)
         VALUES (:name, :rate, :interval_ns, :burst)
             ON CONFLICT (resource) DO UPDATE
            SET rate = excluded.rate, interval_ns = excluded.interval_ns, burst = excluded.burst,
-               missing_ns = min(missing_ns, excluded.interval_ns * excluded.burst)"""
+               missing_ns = excluded.interval_ns
+                   * min(excluded.burst, (missing_ns + interval_ns - 1) / interval_ns)"""
 
     DROP_RATE: Final = "DELETE FROM limit_bucket WHERE resource = :name"
 
@@ -463,6 +465,10 @@ TABLES: Final = (
     "limit_gate",
 )
 
+#: A trigger ends at the END that begins a line, what else is made at the first semicolon that ends
+#: one.
+STATEMENTS: Final = re.compile(r"^CREATE (?:TRIGGER.+?^END|.+?);$", re.DOTALL | re.MULTILINE)
+
 FIND_TABLE: Final = "SELECT 1 FROM sqlite_schema WHERE lower(name) = :name"
 
 SET_VERSION: Final = "INSERT INTO killproof_schema VALUES ('limits', :version)"
@@ -482,6 +488,11 @@ def _ensure_tables(tx: Transaction) -> None:
                 f"{tx.path} has a table {name!r} that is not killproof's: "
                 "rename it, or use another file"
             )
-    for statement in _statements(files("killproof").joinpath("limits.sql").read_text()):
+    for statement in STATEMENTS.findall(script()):
         tx.change(statement)
     tx.change(SET_VERSION, {"version": SCHEMA_VERSION})
+
+
+def script() -> str:
+    """Return the tables and triggers, where the rules are."""
+    return Path(__file__).with_name("limits.sql").read_text(encoding="utf-8")
