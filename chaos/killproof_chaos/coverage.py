@@ -45,6 +45,8 @@ REPAIRED: Final = "everybody was killed after the failures, and the file was rec
 
 BACKED_UP: Final = "a backup was made while jobs were being claimed"
 LIMITED: Final = "a limit was reached while further jobs of it waited"
+SLOTS_KILLED: Final = "a dispatcher was killed while several of its slots had jobs"
+SLOTS_PAUSED: Final = "a dispatcher was stopped while several of its slots had jobs"
 LIMITED_KILL: Final = "a worker was killed while its job was the last that a limit let run"
 
 #: Where nobody gets without a nemesis: no handler fails by itself, no worker stops by itself.
@@ -58,6 +60,8 @@ EXPLAINED: Final = "the end of every process is explained"
 #: What a run owes for each capability of the target, and the nemeses that it takes.
 MIXED: Final = (
     (BACKED_UP, "backup", ()),
+    (SLOTS_KILLED, "dispatcher", ("kill",)),
+    (SLOTS_PAUSED, "dispatcher", ("pause",)),
     (LIMITED, "limits", ()),
     (LIMITED_KILL, "limits", ("kill",)),
 )
@@ -328,6 +332,25 @@ def _at_limit(facts: _Facts) -> Iterator[tuple[set[str], set[str]]]:
                 yield running, waiting
 
 
+def _had_several(facts: _Facts, name: str) -> bool:
+    """Some process that this fault struck had several leases, as its history tells."""
+    struck = {fault["pid"]: fault["t"] for fault in facts.of(name)}
+    held: dict[int, set[tuple[Any, Any]]] = {}
+    asked: dict[tuple[int, int], tuple[Any, Any]] = {}
+    for record in facts.history:
+        pid = record["pid"]
+        if record["t"] > struck.get(pid, 0):
+            continue
+        if record["f"] == "claim" and record["type"] == "ok" and "job" in record:
+            held.setdefault(pid, set()).add((record["job"], record.get("fence")))
+        elif record["f"] in REFUSABLE - {"extend"}:
+            if record["type"] == "invoke":
+                asked[pid, record["n"]] = record.get("job"), record.get("fence")
+            else:
+                held.get(pid, set()).discard(asked.pop((pid, record["n"]), (None, None)))
+    return any(len(leases) > 1 for leases in held.values())
+
+
 def _killed_at_limit(facts: _Facts) -> bool:
     """Some job whose worker was killed was among those that filled a limit."""
     killed = {fault["pid"] for fault in facts.of("kill")}
@@ -363,6 +386,8 @@ SHOWN: Final[tuple[tuple[str, Callable[[_Facts], bool]], ...]] = (
     (DOUBTED, _doubted),
     (REPAIRED, lambda f: any(x["hit"] for x in f.of("repair"))),
     (BACKED_UP, _backed_up),
+    (SLOTS_KILLED, lambda f: _had_several(f, "kill")),
+    (SLOTS_PAUSED, lambda f: _had_several(f, "pause")),
     (LIMITED, lambda f: any(waiting for _, waiting in _at_limit(f))),
     (LIMITED_KILL, _killed_at_limit),
 )

@@ -22,6 +22,10 @@ from killproof_chaos import workload
 NEMESES: Final = ("kill", "pause", "term", "handler", "lock", "clock", "io")
 #: Those of a run that asks for none: the others need a C compiler (docs/decisions.md 17).
 NEMESES_DEFAULT: Final = ("kill", "pause", "term", "handler", "lock")
+#: A worker process whose name begins so has several slots, where the target offers that; of so many
+#: workers one has.
+DISPATCHER: Final = "d"
+WORKERS_PER_DISPATCHER: Final = 4
 MIXES: Final = ("full", "plain")
 #: A run ends after so many times the seconds asked for, whatever has hit by then; on a machine so
 #: slow that new places are still being hit, after at most the second.
@@ -159,7 +163,11 @@ class Plan:
     @property
     def workers(self) -> list[str]:
         """Names of the worker processes."""
-        return [f"w{number}" for number in range(1, self.options.workers + 1)]
+        count, several = self.options.workers, 0
+        if "dispatcher" in self.capabilities:
+            several = -(-count // WORKERS_PER_DISPATCHER) if count > 1 else 0
+        plain = [f"w{number}" for number in range(1, count - several + 1)]
+        return plain + [f"{DISPATCHER}{number}" for number in range(1, several + 1)]
 
     @property
     def producers(self) -> list[str]:

@@ -7,7 +7,7 @@ calls definite is a `fail` (it did not happen); any other is `info` (it may have
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -97,14 +97,43 @@ class Recorder:
             hook.leave()
 
     @contextmanager
-    def doubted(self, f: str, *, job: object, fence: int) -> Iterator[None]:
-        """Record operation `f` around a block that may do it and does not say whether it did."""
-        number = self._history.invoke(f, job=job, fence=fence)
+    def together(
+        self, f: str, asked: Sequence[Mapping[str, Any]]
+    ) -> Iterator[list[dict[str, Any] | None]]:
+        """Record one call that does something to several jobs: an operation `f` for each.
+
+        The block gets a list of the completions' fields; None says of one that it was refused.
+        """
+        numbers = [self._history.invoke(f, **one, lane=n) for n, one in enumerate(asked)]
+        told: list[dict[str, Any] | None] = [{} for _ in asked]
+        try:
+            yield told
+        except BaseException as error:
+            text = {"error": f"{type(error).__name__}: {error}"[:ERROR_CHARS_MAX]}
+            text |= self.facts_of(error)
+            tell = self._history.fail if self._is_definite(error) else self._history.info
+            for number in numbers:
+                tell(number, value=text)
+            raise
+        else:
+            for number, one in zip(numbers, told, strict=True):
+                if one is None:
+                    self._history.fail(number, value={"error": "refused"})
+                else:
+                    self._history.ok(number, **one)
+        finally:
+            hook.leave()
+
+    @contextmanager
+    def doubted(self, f: str, asked: Sequence[Mapping[str, Any]]) -> Iterator[None]:
+        """Record operations `f` around a block that may do them and does not say whether it did."""
+        numbers = [self._history.invoke(f, **one, lane=n) for n, one in enumerate(asked)]
         try:
             yield
         finally:
             hook.leave()
-            self._history.info(number, value={"error": "nobody was told"})
+            for number in numbers:
+                self._history.info(number, value={"error": "nobody was told"})
 
     def close(self) -> None:
         """Write that this process ended in order."""

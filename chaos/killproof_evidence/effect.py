@@ -17,6 +17,7 @@ Script words, one for each attempt; the last one repeats:
     unjsonable      the effect, then a result that JSON cannot hold
 """
 
+import hashlib
 import json
 import os
 import sys
@@ -24,7 +25,9 @@ import threading
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import Executor
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,6 +37,8 @@ from killproof_evidence.records import RecordWriter, without_alarms
 SINK_TIMEOUT: Final = 30.0
 #: The exit status of a handler that is told to exit: not 0, not 1, not a signal's.
 EXIT_STATUS: Final = 70
+#: Of a SHA-256: enough that two results of a run never look alike.
+DIGEST_CHARS: Final = 16
 #: Words that end the attempt without an effect.
 FAILS_BEFORE: Final = frozenset({"raise", "permanent", "hang", "exit"})
 
@@ -53,6 +58,7 @@ def run(
     attempt: int | None = None,
     fence: int | None = None,
     sync: Callable[[str], None] | None = None,
+    saw: Mapping[str, object] | None = None,
 ) -> dict[str, Any]:
     """Play one attempt of a job and leave its traces in the effect log.
 
@@ -62,6 +68,7 @@ def run(
         attempt: from 1; None: counted in `$KILLPROOF_EFFECTS/starts/<id>`.
         fence: the fencing token of the lease, where the queue has one.
         sync: called with `handler.start`, `handler.effect` and `handler.end` as they pass.
+        saw: of a step of a workflow, what the steps that it needs have returned, by their names.
 
     Returns:
         The handler's result: the id, the attempt and the word that was played.
@@ -70,6 +77,71 @@ def run(
         ScriptedFailure: the script wants this attempt to fail.
         OSError: the HTTP sink did not answer; the effect may have been made.
     """
+    playing = _play(payload, job, attempt, fence, sync, saw)
+    try:
+        wait = next(playing)
+        while True:
+            try:
+                time.sleep(wait) if isinstance(wait, float) else wait()
+            except BaseException as error:  # An alarm, perhaps: the attempt is where it came.
+                wait = playing.throw(error)
+            else:
+                wait = next(playing)
+    except StopIteration as end:
+        return _result(end)
+
+
+async def run_async(
+    payload: dict[str, Any],
+    threads: Executor,
+    *,
+    job: object = None,
+    attempt: int | None = None,
+    fence: int | None = None,
+    sync: Callable[[str], None] | None = None,
+    saw: Mapping[str, object] | None = None,
+) -> dict[str, Any]:
+    """Do the same as a coroutine: it waits without its thread, and asks the sink in another.
+
+    Args and errors are those of `run`; `threads` are those in which the sink is asked.
+    """
+    import asyncio  # 50 ms, which each call of `killproof-effect` would pay.
+
+    playing = _play(payload, job, attempt, fence, sync, saw)
+    try:
+        wait = next(playing)
+        while True:
+            try:
+                if isinstance(wait, float):
+                    await asyncio.sleep(wait)
+                else:
+                    await asyncio.get_running_loop().run_in_executor(threads, wait)
+            except BaseException as error:  # A cancellation, perhaps.
+                wait = playing.throw(error)
+            else:
+                wait = next(playing)
+    except StopIteration as end:
+        return _result(end)
+
+
+def _result(end: StopIteration) -> dict[str, Any]:
+    result: dict[str, Any] = end.value
+    return result
+
+
+#: What an attempt waits for: seconds, or a call that blocks.
+Wait = float | Callable[[], None]
+
+
+def _play(
+    payload: dict[str, Any],
+    job: object,
+    attempt: int | None,
+    fence: int | None,
+    sync: Callable[[str], None] | None,
+    saw: Mapping[str, object] | None,
+) -> Generator[Wait, None, dict[str, Any]]:
+    """Play an attempt; yield what it has to wait for, and return its result."""
     folder = Path(os.environ["KILLPROOF_EFFECTS"])
     name = str(payload["id"])
     if attempt is None:
@@ -78,31 +150,39 @@ def run(
     facts: dict[str, Any] = {"job": name, "attempt": attempt, "fence": fence}
     if job is not None:
         facts["queue_id"] = job
+    seen = {} if saw is None else {"saw": {need: digest_of(value) for need, value in saw.items()}}
     # Before anything else: a kill from here on leaves a start that the queue must account for.
-    log.append("start", facts)
+    log.append("start", facts | seen)
     _pass(sync, "handler.start")
     script = payload.get("script") or ["ok"]
     word, _, seconds = str(script[min(attempt, len(script)) - 1]).partition(":")
     if word in {"sleep", "hang"}:
-        time.sleep(float(seconds))
+        yield float(seconds)
     if word in FAILS_BEFORE:
         _fail(word, log, facts, sync)
     sink = payload.get("sink", "log")
     if sink == "http":
-        _post(name, facts)
+        yield partial(_post, name, facts)
     if sink != "table":
         # A table row is written by the target, in the transaction of its ack.
         log.append("effect", facts)
     _pass(sync, "handler.effect")
-    log.append("end", facts | {"outcome": word})
+    result: dict[str, Any] = {"id": name, "attempt": attempt, "outcome": word}
+    returned = {} if saw is None else {"result": digest_of(result)}
+    log.append("end", facts | returned | {"outcome": word})
     if word == "abort":
         # Its word is on record, as that of `exit`: this death needs no other explanation.
         os.abort()
     _pass(sync, "handler.end")
-    result: dict[str, Any] = {"id": name, "attempt": attempt, "outcome": word}
     if word == "unjsonable":
         result["value"] = {1, 2, 3}
     return result
+
+
+def digest_of(value: object) -> str:
+    """Return a short digest of a JSON value, to compare it without keeping it."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:DIGEST_CHARS]
 
 
 def _fail(

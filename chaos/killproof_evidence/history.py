@@ -49,7 +49,9 @@ class HistoryWriter:
         self._number = 0
         self._lives = 0
         self._open: dict[int, str] = {}
-        self._latest: dict[int, int] = {}  # Thread -> the number of its latest operation.
+        # Thread and lane -> the number of its latest operation.
+        self._latest: dict[tuple[int, int], int] = {}
+        self._lanes: dict[int, int] = {}  # Of the open operations that are not in the first.
 
     def invoke(
         self,
@@ -59,6 +61,7 @@ class HistoryWriter:
         fence: int | None = None,
         value: object = None,
         since: int | None = None,
+        lane: int = 0,
     ) -> int:
         """Record that operation `f` is about to begin; return its number for the completion.
 
@@ -69,13 +72,16 @@ class HistoryWriter:
             value: what is asked, for the checkers.
             since: CLOCK_MONOTONIC ns at which it began, when that was earlier: the claim of an
                 `ack_and_claim` is put on record after the ack that it shared a commit with.
+            lane: tells the operations apart that one call of this thread makes at once.
         """
         assert f in OPERATIONS, f
         with without_alarms(), self._lock:
-            self._abandon(self._latest.get(threading.get_ident(), 0))
+            self._abandon(self._latest.get((threading.get_ident(), lane), 0))
             self._number += 1
             self._open[self._number] = f
-            self._latest[threading.get_ident()] = self._number
+            self._latest[threading.get_ident(), lane] = self._number
+            if lane:
+                self._lanes[self._number] = lane
             self._append(self._number, f, "invoke", job, fence, value, since)
             return self._number
 
@@ -148,8 +154,14 @@ class HistoryWriter:
             "type": kind,
         }
         # The reader allows one open operation per thread; the main thread needs no name.
+        thread = ""
         if threading.current_thread() is not threading.main_thread():
-            record["thread"] = threading.current_thread().name
+            thread = threading.current_thread().name
+        lane = self._lanes.get(n, 0) if kind == "invoke" else self._lanes.pop(n, 0)
+        if lane:
+            thread = f"{thread}/{lane}"
+        if thread:
+            record["thread"] = thread
         if job is not None:
             record["job"] = job
         if fence is not None:

@@ -1,5 +1,6 @@
 """How evidence is written and read: histories, the effect log, the audit, and the store."""
 
+import asyncio
 import json
 import os
 import signal
@@ -7,7 +8,8 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +142,21 @@ def test_threads_may_have_operations_open_at_once(store: Store) -> None:
     assert [op.f for op in history.operations] == ["ack", "extend"]
 
 
+def test_operations_of_one_call_stand_side_by_side(store: Store) -> None:
+    writer = HistoryWriter(store.history_file("d1"), "d1")
+    numbers = [writer.invoke("ack", job=job, lane=lane) for lane, job in enumerate((7, 8, 9))]
+    for number, tell in zip(numbers, (writer.ok, writer.fail, writer.ok), strict=True):
+        tell(number)
+    again = writer.invoke("ack", job=7, lane=1)
+    writer.invoke("ack", job=7, lane=1)
+    writer.close()
+    history = read_history(store)
+
+    assert again == 4
+    assert not history.malformed
+    assert [op.type for op in history.operations] == ["ok", "fail", "ok", "info", "info"]
+
+
 def test_an_operation_that_was_interrupted_is_info(store: Store) -> None:
     writer = HistoryWriter(store.history_file("w1"), "w1")
     torn = writer.invoke("ack", job=1, fence=1)
@@ -209,6 +226,36 @@ def test_a_scripted_failure_comes_before_the_effect(effects: Path, word: str) ->
 
     assert [record["what"] for record in found] == ["start", "end"]
     assert isinstance(caught.value, effect.ScriptedPermanent) == (word == "permanent")
+
+
+@pytest.mark.parametrize("word", ["ok", "sleep:0.001", "raise", "unjsonable"])
+def test_a_coroutine_leaves_the_same_traces(effects: Path, word: str) -> None:
+    found = []
+    for play in ("plain", "coroutine"):
+        payload = {"id": play, "script": [word]}
+        with ThreadPoolExecutor(1) as threads, suppress(effect.ScriptedFailure):
+            if play == "plain":
+                effect.run(payload, attempt=1)
+            else:
+                asyncio.run(effect.run_async(payload, threads, attempt=1))
+        found.append(
+            [
+                (record["what"], record.get("outcome"))
+                for record in lines(effects / f"{os.getpid()}.jsonl")
+                if record["job"] == play
+            ]
+        )
+
+    assert found[0] == found[1]
+    assert found[0][0] == ("start", None)
+
+
+def test_a_step_of_a_workflow_tells_what_it_saw_and_what_it_returned(effects: Path) -> None:
+    first = effect.run({"id": "a"}, attempt=1, saw={})
+    effect.run({"id": "b"}, attempt=1, saw={"a": first})
+    records = lines(effects / f"{os.getpid()}.jsonl")
+
+    assert records[2]["result"] == records[3]["saw"]["a"] == effect.digest_of(first)
 
 
 def test_the_last_word_of_a_script_repeats(effects: Path) -> None:

@@ -46,6 +46,8 @@ def test_the_manifest_of_killproof_is_every_phase_of_the_design_by_kill_and_by_p
         "a foreign program held the write lock for longer than a lease",
         "the HTTP sink was asked again for a key that it had applied",
         "a backup was made while jobs were being claimed",
+        "a dispatcher was killed while several of its slots had jobs",
+        "a dispatcher was stopped while several of its slots had jobs",
         "a limit was reached while further jobs of it waited",
         "a worker was killed while its job was the last that a limit let run",
     }

@@ -33,12 +33,13 @@ from killproof.core import model, sync
 from killproof.core.database import Transaction
 from killproof.core.host import KernelLocks
 from killproof.limits import Limits
-from killproof.worker import Context, Handlers, Permanent, Snooze, Worker
+from killproof.worker import Handlers, Worker
 from killproof_chaos import hook, mix, phases
+from killproof_chaos.plan import DISPATCHER
 from killproof_chaos.recording import Recorder, Result, open_recorder, process_name
 from killproof_chaos.targets.hosted import HostedQueue
+from killproof_chaos.targets.killproof_played import play
 from killproof_chaos.workload import KINDS
-from killproof_evidence import effect
 from killproof_evidence.contract import DELETED, START, TERMINAL, Contract
 from killproof_evidence.records import without_alarms
 from killproof_evidence.target import AuditMapping, Definite, Indefinite, JobRow
@@ -51,7 +52,6 @@ RETRY: Final = "fixed:0.05"
 #: Longer than every sleep of the workload, shorter than its hang.
 TIMEOUT_SECONDS: Final = 1.2
 GRACE_SECONDS: Final = 0.25
-SNOOZE_SECONDS: Final = 0.1
 #: Below the folder of the queue.
 BACKUPS: Final = "backups"
 #: Production has one checkpoint in hundreds of commits; a run of seconds must see dozens.
@@ -103,13 +103,14 @@ class RecordedQueue(Queue):
         self.database.checkpoint_commits = CHECKPOINT_COMMITS
         self._recorder = recorder
         recorder.facts_of = self._facts_of
-        self._latest: Lease | None = None  # Until its outcome is in the file.
+        self._held: dict[tuple[int, int], Lease] = {}  # Until their outcome is in the file.
 
     def claim(self, kinds: Iterable[str] | None = None) -> Lease | None:
         """Claim, on record."""
         claim = super().claim
-        self._latest = self._recorder.call("claim", lambda: claim(kinds), told=_claimed)
-        return self._latest
+        lease = self._recorder.call("claim", lambda: claim(kinds), told=claimed)
+        self._hold_only(lease)
+        return lease
 
     def close(self) -> None:
         """Close the queue, which gives back what this worker holds, if it still does.
@@ -117,11 +118,8 @@ class RecordedQueue(Queue):
         A worker that stopped trusting its lease tells the queue nothing; a renewal under way may
         have saved the lease all the same. Nobody knows, so the history says `info`.
         """
-        lease = self._latest
-        if lease is not None:
-            with self._recorder.doubted("release", job=lease.job.id, fence=lease.fence):
-                super().close()
-        else:
+        held = [{"job": job, "fence": fence} for job, fence in self._held]
+        with self._recorder.doubted("release", held):
             super().close()
 
     def ack_and_claim(
@@ -131,9 +129,22 @@ class RecordedQueue(Queue):
         ack = super().ack_and_claim
         since = time.monotonic_ns()
         following = self._outcome("ack", lambda: ack(lease, result, kinds), lease)
-        call = self._recorder.call
-        self._latest = call("claim", lambda: following, since=since, told=_claimed)
-        return self._latest
+        self._recorder.call("claim", lambda: following, since=since, told=claimed)
+        self._hold_only(following)
+        return following
+
+    def _hold_only(self, lease: Lease | None) -> None:
+        self._held.clear()
+        if lease is not None:
+            self.hold(lease)
+
+    def hold(self, lease: Lease) -> None:
+        """Note that this process has the lease."""
+        self._held[lease.job.id, lease.fence] = lease
+
+    def forget(self, lease: Lease) -> None:
+        """Note that the lease is no longer this process's."""
+        self._held.pop((lease.job.id, lease.fence), None)
 
     def extend(self, lease: Lease) -> Lease:
         """Extend, on record."""
@@ -159,7 +170,7 @@ class RecordedQueue(Queue):
             super().completing(lease, result) as tx,
         ):
             yield tx
-        self._latest = None
+        self.forget(lease)
 
     def nack(
         self,
@@ -215,13 +226,14 @@ class RecordedQueue(Queue):
                 f, function, job=lease.job.id, fence=lease.fence, told=told
             )
         except LeaseLost:
-            self._latest = None
+            self.forget(lease)
             raise
-        self._latest = None
+        self.forget(lease)
         return result
 
 
-def _claimed(lease: Lease | None) -> dict[str, Any]:
+def claimed(lease: Lease | None) -> dict[str, Any]:
+    """Return what the history says of the answer to a claim."""
     if lease is None:
         return {}
     payload = lease.job.payload
@@ -242,7 +254,7 @@ class KillproofTarget:
     contract = CONTRACT
     sync_points = frozenset(phases.PHASES) - NOT_OFFERED
     database = "queue.db"
-    capabilities = frozenset({"backup", "limits"})
+    capabilities = frozenset({"backup", "dispatcher", "limits"})
     mix_parameters: Mapping[str, Mapping[str, Any]] = {"limits": {"limits": LIMITS}}
     #: `open` gives a whole `killproof.Queue` on any host: engine `disk` chooses the clock of the
     #: boot after a cut, and holds jobs as a worker does not.
@@ -304,6 +316,11 @@ class KillproofTarget:
         logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(message)s")
         sync.hook = hook.hook
         recorder = open_recorder(process_name(), _is_definite)
+        if process_name().startswith(DISPATCHER):
+            from killproof_chaos.targets import killproof_dispatcher
+
+            killproof_dispatcher.work(place / self.database, recorder, kinds_of(place), _host())
+            return
         queue = RecordedQueue(place / self.database, recorder, host=_host())
         handlers = Handlers()
         for kind in kinds_of(place):
@@ -372,26 +389,6 @@ JOBS: Final = """
     SELECT id, kind, state, deliveries AS attempts, payload, forgiven, max_attempts, priority, key,
            fence, due_ms, error_class || ': ' || error_message AS error
       FROM job ORDER BY id"""
-RECORD_EFFECT: Final = "INSERT INTO chaos_effect (job, attempt, fence) VALUES (?, ?, ?)"
-
-
-def play(context: Context) -> object:
-    """Do what the job's script says; a table's effect shares the transaction of the ack."""
-    payload = context.payload
-    assert isinstance(payload, dict)
-    attempt, fence = context.job.attempt, context.lease.fence
-    if payload.get("snooze") and context.job.deliveries == 1:
-        raise Snooze(SNOOZE_SECONDS)
-    try:
-        result = effect.run(
-            payload, job=context.job.id, attempt=attempt, fence=fence, sync=hook.hook
-        )
-    except effect.ScriptedPermanent as error:
-        raise Permanent(str(error)) from error
-    if payload.get("sink") == "table":
-        with context.completing(result) as tx:
-            tx.execute(RECORD_EFFECT, (str(payload["id"]), attempt, fence))
-    return result
 
 
 def kinds_of(place: Path) -> Sequence[str]:

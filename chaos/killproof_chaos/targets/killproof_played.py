@@ -1,0 +1,52 @@
+"""What the handlers of a killproof under test do: they play the script of their job."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from typing import Any, Final
+
+from killproof.core.database import Transaction
+from killproof.worker import Context, Permanent, Snooze
+from killproof_chaos import hook
+from killproof_evidence import effect
+
+SNOOZE_SECONDS: Final = 0.1
+RECORD_EFFECT: Final = "INSERT INTO chaos_effect (job, attempt, fence) VALUES (?, ?, ?)"
+
+
+def play(context: Context) -> object:
+    """Do what the job's script says; a table's effect shares the transaction of the ack."""
+    with _one_attempt(context) as (payload, facts):
+        result = effect.run(payload, **facts)
+    if payload.get("sink") == "table":
+        with context.completing(result) as tx:
+            _row_of(context, payload)(tx)
+    return result
+
+
+async def play_async(context: Context, threads: Executor) -> object:
+    """Do the same as a coroutine; what blocks is done in one of the threads."""
+    with _one_attempt(context) as (payload, facts):
+        result = await effect.run_async(payload, threads, **facts)
+    if payload.get("sink") == "table":
+        await context.acomplete(_row_of(context, payload), result)
+    return result
+
+
+@contextmanager
+def _one_attempt(context: Context) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Yield the job's payload, and what the effect log is told of this attempt."""
+    payload = context.payload
+    assert isinstance(payload, dict)
+    if payload.get("snooze") and context.job.deliveries == 1:
+        raise Snooze(SNOOZE_SECONDS)
+    facts: dict[str, Any] = {"attempt": context.job.attempt, "fence": context.lease.fence}
+    try:
+        yield payload, facts | {"job": context.job.id, "sync": hook.hook}
+    except effect.ScriptedPermanent as error:
+        raise Permanent(str(error)) from error
+
+
+def _row_of(context: Context, payload: dict[str, Any]) -> Callable[[Transaction], object]:
+    values = (str(payload["id"]), context.job.attempt, context.lease.fence)
+    return lambda tx: tx.execute(RECORD_EFFECT, values)
