@@ -302,7 +302,7 @@ def test_a_shell_is_told_the_commands_that_fit(
         run()
 
     assert left.value.code == 0
-    assert capsys.readouterr().out.split() == ["replay", "reprioritise", "restore"]
+    assert capsys.readouterr().out.split() == ["replay", "reprioritise", "restore", "resume"]
 
 
 def test_a_long_command_says_how_far_it_is_and_how_long_it_takes(
