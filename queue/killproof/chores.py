@@ -41,7 +41,7 @@ class Chores:
         """
         self._announce_kinds()
         self._report_unknown_kinds()
-        self._mend_limits()
+        self.mend_limits()
 
     def _announce_kinds(self) -> None:
         """Write down, once for each identity, which kinds this worker takes."""
@@ -74,7 +74,12 @@ class Chores:
             line = "jobs of kind %r wait and this worker has no handler"
             self._journal.say(logging.WARNING, line, kind)
 
-    def _mend_limits(self) -> None:
+    def mend_limits(self) -> None:
+        """Put limits right once a second, also while there is work: other kinds may wait for it.
+
+        Raises:
+            StorageFailed: the disk failed.
+        """
         try:
             self._limits.mend()
         except StorageFailed:

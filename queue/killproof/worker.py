@@ -394,6 +394,7 @@ class Worker:
                 lease = self._claim()
             if lease is not None:
                 lease = self._work(lease)
+                self._chores.mend_limits()
             elif not self._stopping:
                 self._idle()
         if lease is not None:
