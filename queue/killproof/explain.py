@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, cast
 
-from killproof import limits_reading, listing, presence
+from killproof import limits_reading, listing, presence, workflow_view
 from killproof.core import model
 from killproof.core.database import Transaction, Value
 from killproof.core.errors import JobNotFound
@@ -21,6 +21,7 @@ from killproof.core.model import Job
 from killproof.limits_reading import Gate, Limit
 from killproof.presence import Presence
 from killproof.wording import count_of, moment, span
+from killproof.workflow_view import Place
 
 #: Jobs before this one that are counted; beyond it "more than" says enough.
 COUNTED_MAX: Final = 10_000
@@ -64,6 +65,7 @@ class Look:
     now_ns: int  #: of the clock that `clock` names
     clock: str
     limits: tuple[Limit, ...] = ()  #: those that its kind uses
+    place: Place | None = None  #: in its run; None outside of any
 
 
 Rule = Callable[[Look], Iterator[Reason]]
@@ -94,6 +96,7 @@ def explain(queue: Queue, job_id: int, rules: Sequence[Rule] | None = None) -> E
             now_ms=clock.now_ms(),
             now_ns=clock.monotonic_ns(),
             clock=clock.ident(),
+            place=workflow_view.place_of(tx, job_id),
             limits=tuple(
                 limit for limit in limits_reading.read(queue, tx) if found[0].kind in limit.kinds
             ),
@@ -115,7 +118,9 @@ def ended(look: Look) -> Iterator[Reason]:
     text = f"{words.get(job.state, 'its deadline passed at')} {moment(job.finished_ms or 0)}"
     if job.state == "dead":
         text += f", after {count_of(job.attempt, 'attempt')}: {_error(job)}"
-    yield Reason(rule="ended", keeps=True, text=text, remedy=f"killproof replay {job.id}")
+    waits = look.place is not None and look.place.unmet > 0  # Then a replay is refused.
+    remedy = None if waits else f"killproof replay {job.id}"
+    yield Reason(rule="ended", keeps=True, text=text, remedy=remedy)
 
 
 def held(look: Look) -> Iterator[Reason]:
@@ -131,9 +136,24 @@ def held(look: Look) -> Iterator[Reason]:
 
 
 def blocked(look: Look) -> Iterator[Reason]:
-    """It waits for other jobs; which, is known to what made it wait."""
-    if look.job.state == "blocked":
-        yield Reason(rule="blocked", keeps=True, text="it waits for other jobs to succeed")
+    """It is a step of a run, and other steps have to succeed before it."""
+    job, place = look.job, look.place
+    if place is None:
+        if job.state == "blocked":
+            yield Reason(rule="blocked", keeps=True, text="it waits for other jobs to succeed")
+        return
+    text = f"it is step {place.step!r} of run {place.run_id} of {place.workflow!r}"
+    text += f", which is {place.run_state}"
+    if not place.unmet:
+        yield Reason(rule="step", keeps=False, text=text)
+        return
+    names = [f"{name!r} (job {need}, {state})" for name, need, state in place.waits_for]
+    more = f" and {place.unmet - len(names)} more" if place.unmet > len(names) else ""
+    text += f", and waits for {', '.join(names)}{more}"
+    remedy = f"killproof workflow show {place.run_id}"
+    if job.state == "cancelled" and place.run_state in ("running", "failed", "cancelled"):
+        remedy = f"killproof workflow replay {place.run_id}"
+    yield Reason(rule="blocked", keeps=True, text=text, remedy=remedy)
 
 
 def due(look: Look) -> Iterator[Reason]:
