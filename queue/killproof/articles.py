@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, LiteralString, TypedDict
 
-from killproof import effects
+from killproof import effects, workflow_tables
 from killproof.articles_sql import MARK, VIEWS
 from killproof.core.database import Transaction
 from killproof.core.errors import FileRefused
@@ -85,6 +85,8 @@ def create(queue: Queue, articles: Iterable[str] | None = None) -> list[str]:
         for name, statements in wanted.items():
             if name == "job_effects":
                 effects._ensure_table(tx)
+            elif name == "orders":
+                workflow_tables.ensure(tx)
             tx.change(DROP[name])
             for statement in statements:
                 tx.change(statement)
@@ -121,6 +123,8 @@ DROP: Final = {
     "jobs": "DROP VIEW IF EXISTS jobs",
     "job_effects": "DROP VIEW IF EXISTS job_effects",
     "tasks": "DROP VIEW IF EXISTS tasks",
+    "orders": "DROP VIEW IF EXISTS orders",
+    "order_tasks": "DROP VIEW IF EXISTS order_tasks",
 }
 
 

@@ -253,6 +253,138 @@ JOB_EFFECTS_DELETE: Final = """
             'job_effects is a view: killproof prune --effects TIME forgets settled effects');
     END"""
 
+ORDERS: Final = """
+    CREATE VIEW orders AS -- Made by killproof articles.
+    SELECT iif(name = 'orders', '', name || '/') || coalesce(key, '#' || id) AS order_id,
+           coalesce(json_extract(payload, '$.customer_id'), '') AS customer_id,
+           coalesce(json_extract(payload, '$.order_date'),
+                    datetime(created_ms / 1000, 'unixepoch')) AS order_date,
+           CASE state WHEN 'running' THEN 'PENDING' WHEN 'compensating' THEN 'PENDING'
+                      WHEN 'succeeded' THEN 'PROCESSED' ELSE upper(state) END AS status,
+           datetime(created_ms / 1000, 'unixepoch') AS created_at,
+           datetime(max(checked_ms, coalesce(finished_ms, 0)) / 1000, 'unixepoch') AS updated_at
+      FROM workflow_run"""
+
+ORDERS_INSERT: Final = """
+    CREATE TRIGGER killproof_orders_insert INSTEAD OF INSERT ON orders BEGIN
+        SELECT RAISE(ABORT, 'orders: order_id must be text of 1 to 500 characters')
+         WHERE typeof(NEW.order_id) <> 'text' OR length(NEW.order_id) NOT BETWEEN 1 AND 500
+            OR instr(CAST(NEW.order_id AS BLOB), x'00') > 0;
+        SELECT RAISE(ABORT, 'orders: customer_id must be text of 1 to 500 characters')
+         WHERE typeof(NEW.customer_id) <> 'text' OR length(NEW.customer_id) NOT BETWEEN 1 AND 500
+            OR instr(CAST(NEW.customer_id AS BLOB), x'00') > 0;
+        SELECT RAISE(ABORT, 'orders: leave out status, created_at, updated_at: they follow')
+         WHERE coalesce(NEW.status, 'PENDING') <> 'PENDING' OR NEW.created_at IS NOT NULL
+            OR NEW.updated_at IS NOT NULL;
+        SELECT RAISE(ABORT, 'orders: order_date must be UTC: YYYY-MM-DD HH:MM:SS')
+         WHERE datetime(NEW.order_date, '+0 days') IS NOT NEW.order_date;
+        SELECT RAISE(ABORT, 'orders: there is an order with this order_id')
+         WHERE EXISTS (SELECT 1 FROM workflow_run WHERE name = 'orders' AND key = NEW.order_id);
+        INSERT INTO workflow_run (name, key, state, steps, created_ms, checked_ms, payload)
+        SELECT 'orders', NEW.order_id, 'running', 0, now_ms, now_ms,
+               json_patch(json_object('order_id', NEW.order_id, 'customer_id', NEW.customer_id),
+                          json_object('order_date', NEW.order_date))
+          FROM (SELECT CAST(strftime('%s', 'now') AS INTEGER) * 1000
+                       + CAST(substr(strftime('%f', 'now'), 4) AS INTEGER) AS now_ms);
+    END"""
+
+ORDERS_UPDATE: Final = """
+    CREATE TRIGGER killproof_orders_update INSTEAD OF UPDATE ON orders BEGIN
+        SELECT RAISE(ABORT,
+            'orders is a view: the status follows from the tasks; see killproof workflow --help');
+    END"""
+
+ORDERS_DELETE: Final = """
+    CREATE TRIGGER killproof_orders_delete INSTEAD OF DELETE ON orders BEGIN
+        SELECT RAISE(ABORT,
+            'orders is a view: killproof workflow cancel calls an order off');
+    END"""
+
+ORDER_TASKS: Final = """
+    CREATE VIEW order_tasks AS -- Made by killproof articles.
+    SELECT job.id AS task_id,
+           iif(run.name = 'orders', '', run.name || '/') || coalesce(run.key, '#' || run.id)
+               AS order_id,
+           iif(step.undoes > 0, 'undo ', '') || step.name
+               || iif(step.item > 0, '[' || step.item || ']', '') AS task_name,
+           CASE job.state WHEN 'blocked' THEN 'PENDING' WHEN 'scheduled' THEN 'PENDING'
+                      WHEN 'available' THEN 'PENDING' WHEN 'retryable' THEN 'PENDING'
+                      WHEN 'leased' THEN 'IN_PROGRESS' WHEN 'succeeded' THEN 'COMPLETED'
+                      WHEN 'dead' THEN 'FAILED' ELSE upper(job.state) END AS status,
+           CASE WHEN job.state IN ('blocked', 'scheduled', 'available', 'retryable', 'held')
+                THEN deliveries - forgiven ELSE max(deliveries - forgiven - 1, 0) END AS retries,
+           datetime(job.created_ms / 1000, 'unixepoch') AS created_at,
+           datetime(job.updated_ms / 1000, 'unixepoch') AS updated_at
+      FROM workflow_step AS step NOT INDEXED  -- In order of their ids, where times are equal.
+     CROSS JOIN workflow_run AS run ON run.id = step.run_id
+     CROSS JOIN job ON job.id = step.job_id"""
+
+ORDER_TASKS_INSERT: Final = """
+    CREATE TRIGGER killproof_order_tasks_insert INSTEAD OF INSERT ON order_tasks BEGIN
+        SELECT RAISE(ABORT, 'order_tasks: the queue gives the task_id: leave it out')
+         WHERE NEW.task_id IS NOT NULL;
+        SELECT RAISE(ABORT,
+            'order_tasks: leave out status, retries, created_at, updated_at: they follow')
+         WHERE coalesce(NEW.status, 'PENDING') <> 'PENDING' OR coalesce(NEW.retries, 0) <> 0
+            OR NEW.created_at IS NOT NULL OR NEW.updated_at IS NOT NULL;
+        SELECT RAISE(ABORT, 'order_tasks: task_name must be text of 1 to 90 characters')
+         WHERE typeof(NEW.task_name) <> 'text' OR length(NEW.task_name) NOT BETWEEN 1 AND 90
+            OR instr(CAST(NEW.task_name AS BLOB), x'00') > 0;
+        SELECT RAISE(ABORT, 'order_tasks: there is no order with this order_id')
+         WHERE NOT EXISTS (SELECT 1 FROM workflow_run
+                            WHERE name = 'orders' AND key = NEW.order_id);
+        SELECT RAISE(ABORT,
+            'order_tasks: this order has ended: put it and its tasks in with one transaction')
+         WHERE (SELECT state FROM workflow_run WHERE name = 'orders' AND key = NEW.order_id)
+               <> 'running';
+        SELECT RAISE(ABORT, 'order_tasks: an order has at most 5000 tasks')
+         WHERE (SELECT steps FROM workflow_run WHERE name = 'orders' AND key = NEW.order_id)
+               >= 5000;
+        SELECT RAISE(ABORT, 'order_tasks: this order has a task of this name')
+         WHERE EXISTS (SELECT 1 FROM workflow_run AS run
+                         JOIN workflow_step AS step ON step.run_id = run.id
+                        WHERE run.name = 'orders' AND run.key = NEW.order_id
+                          AND step.undoes = 0 AND step.name = NEW.task_name);
+        INSERT INTO job (kind, state, due_ms, max_attempts, retry, created_ms, updated_ms, payload)
+        SELECT 'orders.' || NEW.task_name,
+               iif(EXISTS (SELECT 1 FROM workflow_step
+                            WHERE run_id = run.id AND outcome IS NULL), 'blocked', 'available'),
+               now_ms, 4, 'article', now_ms, now_ms,
+               json_object('run', run.id, 'workflow', 'orders', 'step', NEW.task_name)
+          FROM workflow_run AS run,
+               (SELECT CAST(strftime('%s', 'now') AS INTEGER) * 1000
+                       + CAST(substr(strftime('%f', 'now'), 4) AS INTEGER) AS now_ms)
+         WHERE run.name = 'orders' AND run.key = NEW.order_id;
+        INSERT INTO workflow_need (job_id, needs_job_id)
+        SELECT last_insert_rowid(), step.job_id
+          FROM workflow_run AS run JOIN workflow_step AS step ON step.run_id = run.id
+         WHERE run.name = 'orders' AND run.key = NEW.order_id
+         ORDER BY step.number DESC LIMIT 1;
+        INSERT INTO workflow_step (job_id, run_id, name, number, unmet)
+        SELECT last_insert_rowid(), run.id, NEW.task_name, run.steps,
+               EXISTS (SELECT 1 FROM workflow_step WHERE run_id = run.id AND outcome IS NULL)
+          FROM workflow_run AS run WHERE run.name = 'orders' AND run.key = NEW.order_id;
+        UPDATE workflow_run SET steps = steps + 1 WHERE name = 'orders' AND key = NEW.order_id;
+    END"""
+
+ORDER_TASKS_UPDATE: Final = """
+    CREATE TRIGGER killproof_order_tasks_update INSTEAD OF UPDATE ON order_tasks BEGIN
+        SELECT CASE
+            WHEN NEW.status IS NOT OLD.status AND NEW.status = 'PENDING' THEN RAISE(ABORT,
+                'order_tasks is a view: hung tasks come back, failed: killproof workflow replay')
+            WHEN NEW.status IS NOT OLD.status THEN RAISE(ABORT,
+                'order_tasks is a view: killproof work claims tasks and ends them')
+            ELSE RAISE(ABORT,
+                'order_tasks is a view: INSERT adds a task, the rest: killproof workflow --help')
+            END;
+    END"""
+
+ORDER_TASKS_DELETE: Final = """
+    CREATE TRIGGER killproof_order_tasks_delete INSTEAD OF DELETE ON order_tasks BEGIN
+        SELECT RAISE(ABORT,
+            'order_tasks is a view: killproof workflow cancel calls an order off');
+    END"""
+
 #: The views of each article, in the order in which they are made, with their triggers.
 VIEWS: Final[dict[str, dict[str, tuple[LiteralString, ...]]]] = {
     "jobs": {
@@ -262,4 +394,10 @@ VIEWS: Final[dict[str, dict[str, tuple[LiteralString, ...]]]] = {
         ),
     },
     "tasks": {"tasks": (TASKS, TASKS_INSERT, TASKS_UPDATE, TASKS_DELETE)},
+    "orders": {
+        "orders": (ORDERS, ORDERS_INSERT, ORDERS_UPDATE, ORDERS_DELETE),
+        "order_tasks": (
+            *(ORDER_TASKS, ORDER_TASKS_INSERT, ORDER_TASKS_UPDATE, ORDER_TASKS_DELETE),
+        ),
+    },
 }

@@ -8,10 +8,21 @@ from typing import Any
 
 import pytest
 
-from killproof import FileRefused, Lease, ManualClock, Queue, SystemClock, articles, handlers
+from killproof import (
+    FileRefused,
+    Lease,
+    ManualClock,
+    Queue,
+    SystemClock,
+    articles,
+    dispatcher,
+    handlers,
+)
 from killproof.articles_sql import VIEWS
 from killproof.core import model
 from killproof.effects import Effect, Ledger
+from killproof.worker import Worker
+from killproof.workflow import Step, Workflow
 
 Run = Callable[..., tuple[int, str, str]]
 Rows = Callable[..., list[dict[str, Any]]]
@@ -106,6 +117,7 @@ def test_the_pick_of_the_first_article_finds_what_is_due_and_nothing_else(
     lease = queue.claim()
     assert lease is not None
     assert lease.job.id == due
+    assert [row["id"] for row in rows("SELECT * FROM jobs WHERE locked_at IS NOT NULL")] == [due]
 
 
 def test_a_moment_that_is_waited_for_is_never_shown_early(
@@ -173,11 +185,11 @@ def test_every_change_of_a_job_moves_updated_at(
 
     assert seen == sorted(set(seen))
     triggers = rows("SELECT name FROM sqlite_schema WHERE type = 'trigger' AND tbl_name = 'job'")
-    assert triggers == []
+    assert {row["name"].partition("_")[0] for row in triggers} == {"workflow"}  # WHEN of a run.
 
 
 def test_the_second_article_s_pick_and_panel_run_unchanged(queue: Queue, rows: Rows) -> None:
-    """Covers S1.16, S1.30, S1.45, S1.46. F37: no row and no missing error stops the panel."""
+    """Covers S1.16, S1.22, S1.30, S1.46. F37: no row and no missing error stops the panel."""
     report = queue.enqueue("enviar_relatorio", {}, priority=5)
     urgent = queue.enqueue("scraping_produtos", {}, priority=1, max_attempts=3, retry="immediate")
     queue.enqueue("backup_diario", {}, priority=3)
@@ -208,10 +220,23 @@ def test_the_second_article_s_pick_and_panel_run_unchanged(queue: Queue, rows: R
     assert done["started_at"] <= done["finished_at"]
 
 
+def test_a_task_that_has_begun_says_when(queue: Queue, rows: Rows, clock: ManualClock) -> None:
+    """Covers S1.21, S1.31."""
+    queue.enqueue("scrape", {})
+    (before,) = rows("SELECT * FROM tasks")
+    clock.advance(60)
+    assert queue.claim() is not None
+    (after,) = rows("SELECT * FROM tasks")
+
+    assert (before["status"], before["started_at"]) == ("pending", None)
+    assert (after["status"], after["finished_at"]) == ("running", None)
+    assert after["started_at"] > after["created_at"]
+
+
 def test_a_task_that_waits_for_its_retry_says_so(
     queue: Queue, rows: Rows, clock: ManualClock
 ) -> None:
-    """Covers S1.19, S1.20, S1.21, S1.22. F34, F37: the word and the count follow from the state."""
+    """Covers S1.19, S1.20. F34, F37: the word and the count follow from the state."""
     job_id = queue.enqueue("scrape", {}, max_attempts=3, retry="fixed:60")
 
     def seen() -> tuple[str, int]:
@@ -437,6 +462,166 @@ def test_the_ledger_s_own_effects_are_seen_with_their_scope(
     ]
 
 
+# Orders.
+
+
+def order(connection: sqlite3.Connection, order_id: str, *tasks: str) -> None:
+    """Put an order in as the third article does, in one transaction."""
+    connection.execute("BEGIN")
+    connection.execute("INSERT INTO orders (order_id, customer_id) VALUES (?, 'c-1')", (order_id,))
+    for task in tasks:
+        connection.execute(
+            "INSERT INTO order_tasks (order_id, task_name) VALUES (?, ?)", (order_id, task)
+        )
+    connection.execute("COMMIT")
+
+
+LEFT = "SELECT COUNT(*) AS n FROM order_tasks WHERE order_id = ? AND status != 'COMPLETED'"
+
+
+def test_the_tasks_of_an_order_run_in_order_and_the_last_one_ends_it(
+    queue: Queue, rows: Rows, connection: sqlite3.Connection
+) -> None:
+    """Covers S2.21, S2.22, S2.24, S2.29. F63: one after the other, whoever asks."""
+    order(connection, "o-1", "reserve", "charge", "ship")
+
+    assert list(rows("SELECT * FROM orders")[0]) == [
+        *("order_id", "customer_id", "order_date", "status", "created_at", "updated_at"),
+    ]
+    assert list(rows("SELECT * FROM order_tasks")[0]) == [
+        *("task_id", "order_id", "task_name", "status", "retries", "created_at", "updated_at"),
+    ]
+    seen = []
+    while (lease := queue.claim()) is not None:
+        assert queue.claim() is None
+        seen.append(
+            (
+                lease.job.kind,
+                [row["status"] for row in rows("SELECT status FROM order_tasks ORDER BY task_id")],
+                rows(LEFT, "o-1")[0]["n"],
+                rows("SELECT status FROM orders WHERE order_id = 'o-1'")[0]["status"],
+            )
+        )
+        queue.ack(lease)
+
+    assert seen == [
+        ("orders.reserve", ["IN_PROGRESS", "PENDING", "PENDING"], 3, "PENDING"),
+        ("orders.charge", ["COMPLETED", "IN_PROGRESS", "PENDING"], 2, "PENDING"),
+        ("orders.ship", ["COMPLETED", "COMPLETED", "IN_PROGRESS"], 1, "PENDING"),
+    ]
+    assert rows("SELECT customer_id, status FROM orders") == [
+        {"customer_id": "c-1", "status": "PROCESSED"}
+    ]
+
+
+def test_the_third_article_s_queries_run_unchanged(
+    queue: Queue, rows: Rows, connection: sqlite3.Connection, clock: ManualClock
+) -> None:
+    """Covers S2.11, S2.36. The failed, with their retries; the next; those that take too long."""
+    order(connection, "o-1", "reserve", "charge")
+    order(connection, "o-2", "reserve")
+    fail(queue, 1, ConnectionError("down"), times=2)
+
+    picked = rows(
+        "SELECT * FROM order_tasks WHERE status = 'PENDING' ORDER BY created_at ASC LIMIT 1"
+    )
+    assert (picked[0]["task_name"], picked[0]["retries"]) == ("reserve", 2)
+    fail(queue, 1, ConnectionError("down"), times=2)
+    assert rows("SELECT order_id, task_name, retries FROM order_tasks WHERE status = 'FAILED'") == [
+        {"order_id": "o-1", "task_name": "reserve", "retries": 3}
+    ]
+    assert rows("SELECT status, COUNT(*) AS n FROM orders GROUP BY status") == [
+        {"status": "FAILED", "n": 1},
+        {"status": "PENDING", "n": 1},
+    ]
+    assert queue.claim(["orders.reserve"]) is not None
+    hung = rows(
+        "SELECT order_id FROM order_tasks WHERE status = 'IN_PROGRESS' "
+        "AND updated_at < datetime(?, 'unixepoch')",
+        (clock.now_ms() + 900_000) // 1_000,
+    )
+    assert hung == [{"order_id": "o-2"}]
+
+
+def test_the_rows_of_orders_are_updated_with_every_change(
+    queue: Queue, rows: Rows, connection: sqlite3.Connection, clock: ManualClock
+) -> None:
+    """Covers S2.26. Without a trigger of its own on either (F62)."""
+    clock.step_wall((SystemClock().now_ms() - clock.now_ms()) / 1_000 + 60)
+    order(connection, "o-1", "reserve")
+    before = rows("SELECT o.updated_at, t.updated_at AS t FROM orders o JOIN order_tasks t")
+    lease = queue.claim()
+    assert lease is not None
+    clock.advance(5)
+    queue.ack(lease)
+    after = rows("SELECT o.updated_at, t.updated_at AS t FROM orders o JOIN order_tasks t")
+
+    assert before[0]["updated_at"] < after[0]["updated_at"]
+    assert before[0]["t"] < after[0]["t"]
+
+
+WRONG_ORDERS = [
+    ("INSERT INTO order_tasks (order_id, task_name) VALUES ('o-9', 'ship')", "no order with"),
+    ("INSERT INTO order_tasks (order_id, task_name) VALUES ('o-1', 'ship')", "task of this name"),
+    ("INSERT INTO order_tasks (order_id, task_name) VALUES ('o-0', 'ship')", "order has ended"),
+    ("INSERT INTO order_tasks (order_id) VALUES ('o-1')", "task_name must be text"),
+    (
+        "INSERT INTO order_tasks (order_id, task_name, status) VALUES ('o-1', 'x', 'COMPLETE')",
+        "leave out",
+    ),
+    ("INSERT OR REPLACE INTO orders (order_id, customer_id) VALUES ('o-1', 'c')", "is an order"),
+    ("INSERT INTO orders (order_id) VALUES ('o-2')", "customer_id must be text"),
+    ("INSERT INTO orders (order_id, customer_id) VALUES (2, 'c')", "order_id must be text"),
+    ("UPDATE orders SET status = 'PROCESSED'", "follows from the tasks"),
+    ("UPDATE order_tasks SET status = 'PENDING' WHERE task_name = 'boxed'", "workflow replay"),
+    ("UPDATE order_tasks SET status = 'IN_PROGRESS'", "killproof work claims"),
+    ("UPDATE order_tasks SET retries = retries + 1", "INSERT adds a task"),
+    ("DELETE FROM orders", "workflow cancel"),
+    ("DELETE FROM order_tasks", "workflow cancel"),
+]
+
+
+@pytest.mark.parametrize(("statement", "why"), WRONG_ORDERS, ids=[sql for sql, _ in WRONG_ORDERS])
+def test_no_order_is_changed_by_hand_and_no_task_is_without_its_order(
+    queue: Queue, connection: sqlite3.Connection, rows: Rows, statement: str, why: str
+) -> None:
+    """Covers S2.23. F44, F66: neither an orphan nor the same step twice is put in."""
+    order(connection, "o-0", "boxed")
+    lease = queue.claim()
+    assert lease is not None
+    queue.ack(lease)
+    order(connection, "o-1", "ship")
+    before = rows("SELECT * FROM order_tasks"), rows("SELECT * FROM orders")
+    with pytest.raises(sqlite3.IntegrityError, match=why):
+        connection.execute(statement)
+
+    assert (rows("SELECT * FROM order_tasks"), rows("SELECT * FROM orders")) == before
+
+
+def test_an_order_that_was_put_in_by_sql_is_processed_by_the_workflow_of_that_name(
+    queue: Queue, rows: Rows, connection: sqlite3.Connection
+) -> None:
+    orders = Workflow("orders")
+    found: list[object] = []
+
+    @orders.step()
+    def reserve(step: Step) -> dict[str, str]:
+        found.append(step.payload)
+        return {"shelf": "A3"}
+
+    @orders.step()
+    def ship(step: Step) -> None:
+        found.append(step.results["reserve"])
+        worker.stop()
+
+    order(connection, "o-1", "reserve", "ship")
+    worker = Worker(queue, orders.handlers, clock=queue.host.clock)
+    worker.run()
+
+    assert found == [{"order_id": "o-1", "customer_id": "c-1"}, {"shelf": "A3"}]
+    assert rows("SELECT status FROM orders") == [{"status": "PROCESSED"}]
+
+
 # Making them.
 
 
@@ -477,7 +662,7 @@ def test_the_limits_in_the_views_are_those_of_the_queue() -> None:
 
 
 def test_the_numbers_of_each_article_are_options_of_an_enqueue(queue: Queue) -> None:
-    """Covers S1.20, S1.29, S0.49, S2.30. F34: executions in all, and each policy has a delay."""
+    """Covers S0.38, S0.49, S1.29, S2.30. F34: executions in all, and each policy has a delay."""
     found = []
     for options in (articles.JOBS, articles.TASKS, articles.ORDERS):
         job = queue.get(queue.enqueue("mail", {}, **options))
@@ -485,7 +670,8 @@ def test_the_numbers_of_each_article_are_options_of_an_enqueue(queue: Queue) -> 
         found.append((job.max_attempts, job.retry))
 
     assert found == [(5, "article"), (3, "article"), (4, "article")]
-    assert articles.SLOTS == 3
+    assert articles.SLOTS == dispatcher.SLOTS_DEFAULT == 3
+    assert queue.database.busy_limit == 30
     assert handlers.TIMEOUT_SECONDS_DEFAULT == articles.STALE_SECONDS == 15 * 60
 
 
