@@ -34,6 +34,7 @@ def connection(queue: Queue) -> Iterator[sqlite3.Connection]:
     articles.create(queue)
     with closing(sqlite3.connect(queue.path, isolation_level=None)) as connection:
         connection.row_factory = sqlite3.Row
+        connection.execute("PRAGMA synchronous = OFF")  # No power is cut here.
         yield connection
 
 
@@ -316,6 +317,15 @@ def test_a_job_put_in_for_later_waits_until_its_moment(
     assert queue.claim() is not None
 
 
+def said(connection: sqlite3.Connection, statement: str, wanted: str) -> str:
+    """Run a statement; return `wanted` if its refusal says that, else what it said instead."""
+    try:
+        connection.execute(statement)
+    except sqlite3.IntegrityError as error:
+        return wanted if wanted in str(error) else str(error)
+    return "nothing: it was accepted"
+
+
 REFUSED = [
     ("INSERT INTO jobs (type, payload) VALUES ('a', '{''x'': 1}')", "payload must be JSON"),
     ("INSERT INTO jobs (type, payload) VALUES ('a', NULL)", "payload must be JSON"),
@@ -349,27 +359,23 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("statement", "why"), REFUSED, ids=[sql[:70] for sql, _ in REFUSED])
 def test_a_wrong_value_is_refused_in_words_and_nothing_is_put_in(
-    queue: Queue, connection: sqlite3.Connection, statement: str, why: str
+    queue: Queue, connection: sqlite3.Connection
 ) -> None:
     """Covers F29, F48, F51, F68: what would be found out by a worker is refused at the door."""
-    with pytest.raises(sqlite3.IntegrityError) as refused:
-        connection.execute(statement)
-
-    assert why in str(refused.value)
+    assert {sql: said(connection, sql, why) for sql, why in REFUSED} == dict(REFUSED)
     assert sum(queue.counts().values()) == 0
 
 
-@pytest.mark.parametrize("rule", ["INSERT", "INSERT OR REPLACE", "INSERT OR IGNORE"])
-@pytest.mark.parametrize("view", ["jobs (idempotency_key, type", "tasks (idempotency_key, name"])
 def test_a_second_job_with_a_living_key_is_refused_whatever_the_insert_says(
-    queue: Queue, connection: sqlite3.Connection, rule: str, view: str
+    queue: Queue, connection: sqlite3.Connection
 ) -> None:
     """Covers S0.54. F44. OR REPLACE reaches into a trigger: it must not delete the living job."""
     job_id = queue.enqueue("charge", {"order": 1}, key="order-1")
-    with pytest.raises(sqlite3.IntegrityError, match="has not ended yet"):
-        connection.execute(f"{rule} INTO {view}, payload) VALUES ('order-1', 'charge', '2')")
+    for rule in ("INSERT", "INSERT OR REPLACE", "INSERT OR IGNORE"):
+        for view in ("jobs (idempotency_key, type", "tasks (idempotency_key, name"):
+            statement = f"{rule} INTO {view}, payload) VALUES ('order-1', 'charge', '2')"
+            assert said(connection, statement, "has not ended yet") == "has not ended yet"
 
     job = queue.get(job_id)
     assert job is not None
@@ -393,9 +399,8 @@ WRITES = [
 ]
 
 
-@pytest.mark.parametrize(("statement", "instead"), WRITES, ids=[sql for sql, _ in WRITES])
 def test_any_other_write_is_refused_and_says_what_to_call(
-    queue: Queue, connection: sqlite3.Connection, statement: str, instead: str
+    queue: Queue, connection: sqlite3.Connection
 ) -> None:
     """Covers S0.48: the articles' own updates are what F8, F21 and F22 are about."""
     queue.enqueue("mail", {})
@@ -406,9 +411,8 @@ def test_any_other_write_is_refused_and_says_what_to_call(
         "INSERT INTO job_effects (idempotency_key, job_id) VALUES ('k', ?)", (lease.job.id,)
     )
     before = queue.get(lease.job.id)
-    with pytest.raises(sqlite3.IntegrityError, match=instead):
-        connection.execute(statement)
 
+    assert {sql: said(connection, sql, instead) for sql, instead in WRITES} == dict(WRITES)
     assert queue.get(lease.job.id) == before
     queue.ack(lease)
 
@@ -581,9 +585,8 @@ WRONG_ORDERS = [
 ]
 
 
-@pytest.mark.parametrize(("statement", "why"), WRONG_ORDERS, ids=[sql for sql, _ in WRONG_ORDERS])
 def test_no_order_is_changed_by_hand_and_no_task_is_without_its_order(
-    queue: Queue, connection: sqlite3.Connection, rows: Rows, statement: str, why: str
+    queue: Queue, connection: sqlite3.Connection, rows: Rows
 ) -> None:
     """Covers S2.23. F44, F66: neither an orphan nor the same step twice is put in."""
     order(connection, "o-0", "boxed")
@@ -592,9 +595,8 @@ def test_no_order_is_changed_by_hand_and_no_task_is_without_its_order(
     queue.ack(lease)
     order(connection, "o-1", "ship")
     before = rows("SELECT * FROM order_tasks"), rows("SELECT * FROM orders")
-    with pytest.raises(sqlite3.IntegrityError, match=why):
-        connection.execute(statement)
 
+    assert {sql: said(connection, sql, why) for sql, why in WRONG_ORDERS} == dict(WRONG_ORDERS)
     assert (rows("SELECT * FROM order_tasks"), rows("SELECT * FROM orders")) == before
 
 
