@@ -10,9 +10,9 @@ import importlib.util
 import random
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 from killproof_evidence.contract import Contract
 
@@ -127,7 +127,10 @@ class JobRow:
 
     def record(self) -> dict[str, Any]:
         """Return the row as a line of snapshot.jsonl."""
-        return asdict(self)
+        return {name: getattr(self, name) for name in _ROW}
+
+
+_ROW: Final = tuple(each.name for each in fields(JobRow))
 
 
 @runtime_checkable
@@ -171,7 +174,9 @@ class MixedTarget(Target, Protocol):
     Each word stands for a member of the client or of the worker that is called only where the word
     is announced: `backup`: `client.backup()` puts a copy of the open file into a folder `backups`
     below that of the queue, and returns the copy's path relative to the queue's folder. `limits`:
-    `prepare` has set the limits that `mix_parameters` declare.
+    `prepare` has set the limits that `mix_parameters` declare. `schedule`: likewise the schedules;
+    the audit and the snapshot give a job of one its key as the harness's name. `dispatcher`: a
+    worker whose `$KILLPROOF_PROCESS` begins with d has several slots.
     """
 
     capabilities: frozenset[str]

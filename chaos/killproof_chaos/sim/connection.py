@@ -16,6 +16,7 @@ once, for SQLite commits it only with the last row that is fetched: what is not 
 that a caller keeps who leaves such rows unread.
 """
 
+import gc
 import marshal
 import re
 import sqlite3
@@ -255,11 +256,23 @@ class Connection(sqlite3.Connection):
 
     def drop(self) -> None:
         """Roll back below the scheduler: the process is gone, or the run has ended."""
+        if self.root.unread:
+            self._end_queries()
         if self.in_transaction:
             super().rollback()
         self.has_snapshot, self.written, self.version_base = False, 0, None
         self.told = 0
         self._dice.again()
+
+    def look(self) -> None:
+        """Learn the schema anew, below the scheduler."""
+        sqlite3.Connection.cursor(self).execute("SELECT count(*) FROM sqlite_schema").fetchall()
+
+    def _end_queries(self) -> None:
+        """End the queries of cursors that somebody has kept: each would keep its snapshot."""
+        for cursor in gc.get_referrers(self):
+            if isinstance(cursor, Cursor) and cursor.is_unread:
+                cursor.close()
 
     @property
     def commits_each(self) -> bool:
@@ -297,9 +310,17 @@ class Connection(sqlite3.Connection):
         elif cursor.event is not None:
             cursor.event = None  # A cursor may outlive a run, whose trace is done.
         was_inside, changes = self.in_transaction, self.total_changes
-        self._run_patiently(cursor, run, sql, values)
+        start = perf_counter_ns()
+        try:
+            run(cursor, sql, values)
+        except sqlite3.Error as error:
+            runtime.sqlite_ns += perf_counter_ns() - start
+            self._run_again(error, cursor, run, sql, values, (was_inside, changes))
+        else:
+            runtime.sqlite_ns += perf_counter_ns() - start
         told, self.told = self.told, 0
-        runtime.observe(_ROWCOUNT(cursor), cursor.lastrowid, told)
+        life = runtime.life()
+        life.seen = hash((life.seen, _ROWCOUNT(cursor), cursor.lastrowid, told))
         if cursor.description is not None:
             cursor.shows_version = kind == PRAGMA and "data_version" in sql
             self._opened(cursor, kind)
@@ -307,6 +328,8 @@ class Connection(sqlite3.Connection):
             cursor.event.answer = cursor.rowcount
         if wrote := self.total_changes != changes or kind == OTHER:
             self.written = hash((self.written, sql, _frozen(values), told))
+            if kind == OTHER:
+                runtime.changed_schema = True
         elif kind == SAVEPOINT and self.written:
             # It may take back a part of what was written, which SQLite does not count as a change.
             self.written = hash((self.written, sql))
@@ -315,11 +338,12 @@ class Connection(sqlite3.Connection):
         if self.in_transaction:
             if not self.has_snapshot and kind not in (BEGIN, SAVEPOINT):
                 self.has_snapshot = True
-                runtime.observe(runtime.commits)
-            if kind in (WRITE, BEGIN_WRITE) or wrote:
+                life.seen = hash((life.seen, runtime.commits))
+            if wrote or kind == WRITE:
                 runtime.writer = self
-            if kind == BEGIN_WRITE:
-                runtime.life().inside = 0
+            elif kind == BEGIN_WRITE:
+                runtime.writer = self
+                life.inside = 0
         elif was_inside or wrote:
             written = 0 if kind == ROLLBACK else self.written
             self._ended(written)
@@ -336,8 +360,9 @@ class Connection(sqlite3.Connection):
             rows = self._relative(rows)
         if is_all and cursor.is_unread:
             self.forget(cursor)
-        if cursor.kept is None:  # Else it was noted when it was fetched.
-            runtime.observe(_frozen(rows))
+        life = runtime.current
+        if cursor.kept is None and life is not None:  # Else it was noted when it was fetched.
+            life.seen = hash((life.seen, _frozen(rows)))
         if cursor.event is not None and rows is not None:
             cursor.event.answer = rows
         return rows
@@ -354,37 +379,62 @@ class Connection(sqlite3.Connection):
             self.root.unread[id(cursor)] = self.runtime.commits
             return
         cursor.kept = sqlite3.Cursor.fetchall(cursor)
-        self.runtime.observe(_frozen(cursor.kept))
+        life = self.runtime.life()
+        life.seen = hash((life.seen, _frozen(cursor.kept)))
         cursor.kept.reverse()
 
-    def _run_patiently(
-        self, cursor: Cursor, run: Callable[[Any, str, Any], object], sql: str, values: Any
+    def _run_again(
+        self,
+        error: sqlite3.Error,
+        cursor: Cursor,
+        run: Callable[[Any, str, Any], object],
+        sql: str,
+        values: Any,
+        before: tuple[bool, int],
     ) -> None:
+        """Wait where SQLite would wait, and run a statement again until it gets through.
+
+        Args:
+            error: what it met at first.
+            cursor: its own.
+            run: runs it.
+            sql: its text.
+            values: its parameters.
+            before: whether a transaction was open, and how many changes the connection had made.
+
+        Raises:
+            sqlite3.Error: as SQLite said, the first time or at last.
+        """
         runtime = self.runtime
-        while True:
-            was_inside, changes = self.in_transaction, self.total_changes
+        was_inside, changes = before
+        while self._may_wait(error) and runtime.block():
+            changes = self.total_changes
             start = perf_counter_ns()
             try:
                 run(cursor, sql, values)
-            except sqlite3.Error as error:
+            except sqlite3.Error as another:
+                error = another
+            else:
+                return
+            finally:
                 runtime.sqlite_ns += perf_counter_ns() - start
-                code = getattr(error, "sqlite_errorcode", None) or 0
-                is_busy = code & 0xFF == sqlite3.SQLITE_BUSY
-                runtime.death_mark += is_busy  # It felt that the holder of the lock still lives.
-                if is_busy and not self._has_read() and runtime.block():
-                    continue
-                told, self.told = self.told, 0
-                if is_partial := self.total_changes != changes:
-                    # What `OR FAIL` had changed before it failed stays.
-                    self.written = hash((self.written, sql, _frozen(values), told))
-                if not self.in_transaction and (was_inside or is_partial):
-                    self._ended(0 if was_inside else self.written)
-                runtime.observe(str(error), told)
-                if runtime.keeps_trace:
-                    runtime.note("error", f"{type(error).__name__}: {error}")
-                raise
-            runtime.sqlite_ns += perf_counter_ns() - start
-            return
+        told, self.told = self.told, 0
+        if is_partial := self.total_changes != changes:
+            # What `OR FAIL` had changed before it failed stays.
+            self.written = hash((self.written, sql, _frozen(values), told))
+        if not self.in_transaction and (was_inside or is_partial):
+            self._ended(0 if was_inside else self.written)
+        runtime.observe(str(error), told)
+        if runtime.keeps_trace:
+            runtime.note("error", f"{type(error).__name__}: {error}")
+        raise error
+
+    def _may_wait(self, error: sqlite3.Error) -> bool:
+        """Say whether SQLite would have waited for what it met."""
+        code = getattr(error, "sqlite_errorcode", None) or 0
+        is_busy = code & 0xFF == sqlite3.SQLITE_BUSY
+        self.runtime.death_mark += is_busy  # It felt that the holder of the lock still lives.
+        return is_busy and not self._has_read()
 
     def _has_read(self) -> bool:
         """Say whether this connection has a snapshot: SQLite then meets a lock without waiting.

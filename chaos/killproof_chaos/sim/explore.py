@@ -7,7 +7,7 @@ from typing import Any, Final
 from killproof_chaos.sim.runtime import Scheduler
 from killproof_chaos.sim.scenario import Scenario
 from killproof_chaos.sim.schedulers import Dfs, Replay
-from killproof_chaos.sim.stage import Outcome, Stage
+from killproof_chaos.sim.stage import Outcome, Stage, uncollected
 
 #: Violating schedules that are kept with their traces; the count goes on beyond.
 VIOLATIONS_MAX: Final = 10
@@ -96,21 +96,22 @@ def explore_stage(stage: Stage, scheduler: Scheduler, *, budget: Budget) -> Expl
     kinds: set[frozenset[str]] = set()
     stage.runtime.sqlite_ns = 0
     start = perf_counter()
-    while not _is_spent(found, budget, perf_counter() - start):
-        outcome = stage.play(scheduler)
-        if outcome is None:
-            found.exhausted = True
-            break
-        found.steps += outcome.steps
-        if outcome.verdict is None:
-            found.pruned += 1
-            continue
-        found.schedules += 1
-        found.hung += outcome.stopped in ("hung", "steps")
-        found.passed |= outcome.verdict.passed
-        unknown |= outcome.verdict.unknown
-        if outcome.is_violation:
-            _keep(found, stage, outcome, kinds)
+    with uncollected():
+        while not _is_spent(found, budget, perf_counter() - start):
+            outcome = stage.play(scheduler)
+            if outcome is None:
+                found.exhausted = True
+                break
+            found.steps += outcome.steps
+            if outcome.verdict is None:
+                found.pruned += 1
+                continue
+            found.schedules += 1
+            found.hung += outcome.stopped in ("hung", "steps")
+            found.passed |= outcome.verdict.passed
+            unknown |= outcome.verdict.unknown
+            if outcome.is_violation:
+                _keep(found, stage, outcome, kinds)
     found.seconds = perf_counter() - start
     found.sqlite_seconds = stage.runtime.sqlite_ns / 1e9
     found.distinct = stage.distinct - known

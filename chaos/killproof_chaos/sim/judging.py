@@ -8,7 +8,7 @@ import json
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PosixPath
 from typing import Any, Final
 
 from killproof_evidence.contract import Contract
@@ -48,12 +48,29 @@ class Verdict:
         return VIOLATED if self.violations else PASS
 
 
+class _Folder(PosixPath):
+    """A folder that is not there; the paths in it are made once, for there is one a microsecond."""
+
+    def __truediv__(self, name: str) -> Path:  # type: ignore[override]
+        """Return the path of a file in it."""
+        found = _paths.get(name)
+        if found is None:
+            found = _paths[name] = Path(self, name)
+            _names[found] = name
+        return found
+
+
+_FOLDER: Final = _Folder("memory")
+_paths: dict[str, Path] = {}
+_names: dict[Path, str] = {}
+
+
 class MemoryStore(Store):
     """The records of one run as a store that has no folder."""
 
     def __init__(self, records: Records, run: dict[str, Any], contract: Contract) -> None:
         """Wrap records, by their path in the store."""
-        self.path = Path("memory")
+        self.path = _FOLDER
         self._records, self._run, self._contract = records, run, contract
 
     def history_files(self) -> list[Path]:
@@ -70,7 +87,7 @@ class MemoryStore(Store):
 
     def read(self, path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
         """Yield the records of one file with their line numbers."""
-        yield from enumerate(self._records.get(path.relative_to(self.path).as_posix(), ()), 1)
+        yield from enumerate(self._records.get(_names[path], ()), 1)
 
     def read_run(self) -> dict[str, Any]:
         """Return how the run was made."""
@@ -81,7 +98,7 @@ class MemoryStore(Store):
         return self._contract
 
     def _files(self, folder: str) -> list[Path]:
-        return sorted(self.path / name for name in self._records if name.startswith(folder))
+        return [self.path / name for name in sorted(self._records) if name.startswith(folder)]
 
 
 class _Evidence(Evidence):

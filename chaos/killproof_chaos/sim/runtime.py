@@ -19,6 +19,7 @@ import marshal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Protocol
 
 from greenlet import GreenletExit, getcurrent, greenlet
@@ -90,6 +91,9 @@ class Held(Protocol):
     def drop(self) -> None:
         """Roll back what is uncommitted, without a word."""
 
+    def look(self) -> None:
+        """Learn the schema anew, for it may have been put back."""
+
     def close(self) -> None:
         """Give it back for good."""
 
@@ -107,11 +111,14 @@ class Life:
         self.root = root or self
         self.held: list[Held] = []
         self.can_crash = True
+        #: Where it runs. A root keeps it for all runs: a new one costs some calls of the kernel.
+        self.greenlet: greenlet | None = None
+        #: What it does in this run; None when it has done it.
+        self.function: Callable[[], None] | None = None
         self.reset()
 
     def reset(self) -> None:
         """Forget the last run; what is held stays open for the next."""
-        self.greenlet: greenlet | None = None
         self.state = READY
         self.wake_ns: int | None = None
         self.woken = False
@@ -174,6 +181,8 @@ class Runtime:
         self.scheduler: Scheduler | None = None
         self.hides = ""  #: a text to leave out of traces and errors: the folder of the file
         self.sqlite_ns = 0
+        #: Until this step the scheduler takes the default, whatever it could have: it is not asked.
+        self.idle_until = 0
         self.keeps_trace = False
         self.quiet = True
         self.reset()
@@ -204,6 +213,7 @@ class Runtime:
         #: with its time; whoever asks whether somebody lives, or begins something.
         self.clock_mark = self.death_mark = 0
         self.commits = 0  #: a hash of all committed changes, in their order
+        self.changed_schema = False  #: a statement may have changed it: what is not a plain write
         self._before = self._moment = self._together = 0
 
     # Running.
@@ -272,13 +282,15 @@ class Runtime:
             raise Crashed
         if self.quiet or self.solo:
             return
-        life.seen = hash((life.seen, 1))
-        if life.root.unread:
-            # Rows that it has not fetched yet are of the moment at which the statement began.
-            life.seen = hash((life.seen, tuple(life.root.unread.values())))
+        unread = life.root.unread
+        # Rows that it has not fetched yet are of the moment at which the statement began.
+        life.seen = hash((life.seen, 1, *unread.values())) if unread else hash((life.seen, 1))
         if life.inside is not None:
             life.inside += 1
         life.refused = False
+        if self.step + 1 < self.idle_until and not (wants_lock and self.writer is not None):
+            self.step += 1  # The default is to go on.
+            return
         life.state = WANTS_LOCK if wants_lock else READY
         self._yield(life)
 
@@ -382,6 +394,14 @@ class Runtime:
         if life is not None:
             life.seen = hash((life.seen, facts))
 
+    def told_clock(self, now: int) -> int:
+        """Take note that the current life was told what a clock says, and return it."""
+        self.clock_mark += 1
+        life = self.current
+        if life is not None:
+            life.seen = hash((life.seen, now))
+        return now
+
     def record(self, file: str, record: dict[str, Any], moment: int = ALONE) -> None:
         """Put a record of the evidence on file; its time is the clock and its own number.
 
@@ -395,13 +415,15 @@ class Runtime:
         Raises:
             Crashed: the dead write nothing, though their code may have made another error of it.
         """
-        if self.current is not None:
-            if self.current.is_dead:
+        life = self.current
+        if life is not None:
+            if life.is_dead:
                 raise Crashed
-            self.current.inside = None
-            self.current.root.deeds += 1
+            life.inside = None
+            life.root.deeds += 1
         self.clock_mark += 1
-        self.death_mark += moment != ENDS
+        if moment != ENDS:
+            self.death_mark += 1
         mark = hash((file, marshal.dumps(record, 2), self.now_ns))
         if moment == ALONE or moment != self._moment:
             self._before = hash((self._before, self._moment, self._together))
@@ -491,7 +513,9 @@ class Runtime:
             default = runnable[0] if is_free else current
             assert default is not None
             chosen: Life | None = default
-            if len(runnable) > 1 or self._faults_left or self.left.lost:
+            if self.step >= self.idle_until and (
+                len(runnable) > 1 or self._faults_left or self.left.lost
+            ):
                 chosen = self._choose(default, runnable, is_free=is_free)
             if chosen is None:
                 if current is not None and current.state == ENDED:
@@ -505,8 +529,8 @@ class Runtime:
 
     def _choose(self, default: Life, runnable: list[Life], *, is_free: bool) -> Life | None:
         """Ask the scheduler; None: a fault happened instead, or the run is cut off."""
-        options = [default.letter]
-        options += [life.letter for life in runnable if life is not default]
+        first = default.letter
+        options = [first, *[life.letter for life in runnable if life is not default]]
         if self._faults_left or self.left.lost:
             options += self._faults()
         if len(options) == 1:
@@ -516,8 +540,9 @@ class Runtime:
         if label is None:
             self.stopped = "cut"
             return None
-        if label != default.letter:
-            self.choices.append((self.step, label))
+        if label == first:
+            return default
+        self.choices.append((self.step, label))
         for life in runnable:
             if life.letter == label:
                 return life
@@ -617,10 +642,21 @@ class Runtime:
     # Switching.
 
     def _prepare(self, life: Life, function: Callable[[], None]) -> None:
-        def body() -> None:
+        life.function = function
+        if life.greenlet is None or life.greenlet.dead:
+            life.greenlet = greenlet(partial(self._live, life), parent=self.main)
+        else:
+            life.greenlet.parent = self.main
+            life.greenlet.gr_context = (
+                None  # What a run has kept in context variables ends with it.
+            )
+
+    def _live(self, life: Life) -> None:
+        """Do what a life is there for; that of a root goes on to do it in the next run."""
+        while life.function is not None:
             life.has_begun = True
             try:
-                function()
+                life.function()
             except Crashed:
                 life.is_dead = True
             except (GreenletExit, KeyboardInterrupt):
@@ -632,9 +668,19 @@ class Runtime:
                 if not life.is_dead:
                     self.fail(life.name, error)
                     self.crash(life.root, hit=False)
-            life.state = ENDED
+            life.state, life.function = ENDED, None
+            if life.root is not life:
+                return
+            parent = getcurrent().parent
+            assert parent is not None, "only the greenlet that everything begins in has none"
+            parent.switch()
 
-        life.greenlet = greenlet(body, parent=self.main)
+    def close(self) -> None:
+        """End what waits for another run."""
+        for life in self.roots:
+            if life.greenlet:
+                life.greenlet.parent = getcurrent()
+                life.greenlet.throw(GreenletExit)
 
     def _yield(self, life: Life) -> None:
         following = self._decide(life)
@@ -666,11 +712,12 @@ class Runtime:
         """Throw a dead life out of its greenlet."""
         before, self.current = self.current, life
         life.is_dead, life.state = True, ENDED
-        if life.greenlet:  # Else it has not begun, or has ended.
+        if life.has_begun and life.function is not None:
+            assert life.greenlet is not None
             life.greenlet.parent = getcurrent()
             with _no_loop():
                 life.greenlet.throw(Crashed)
-        life.greenlet = None
+        life.function = None
         self.current = before
 
 

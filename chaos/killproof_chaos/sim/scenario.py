@@ -218,11 +218,18 @@ class Actor:
             told: makes the fields of the completion from the answer.
             refused: what to return when the target refused, and changed nothing.
         """
-        with self.during(f, job=job, fence=fence, value=value) as completion:
+        name, number = self._begin(f, job, fence, value)
+        completion: dict[str, Any] = {"job": job, "fence": fence}
+        try:
             answer = function()
             completion |= told(answer)
-            return answer
-        return refused
+        except Exception as error:
+            if not self._met(error, name, number, f):
+                raise
+            return refused
+        self._append(name, number, f, "ok", completion)
+        self._life.operation = ""
+        return answer
 
     async def acall(
         self,
@@ -247,26 +254,35 @@ class Actor:
         self, f: str, *, job: Any = None, fence: int | None = None, value: Any = None
     ) -> Iterator[dict[str, Any]]:
         """Record operation `f` around a block; a refusal ends the block and is not raised."""
-        self._take_call()
-        self._number += 1
-        number, name = self._number, f"{self.name}~{self._deaths}" if self._deaths else self.name
-        self._life.operation = f
-        self._append(name, number, f, "invoke", {"job": job, "fence": fence, "value": value})
+        name, number = self._begin(f, job, fence, value)
         completion: dict[str, Any] = {"job": job, "fence": fence}
         try:
             yield completion
         except Exception as error:
-            text = self._runtime.plain(f"{type(error).__name__}: {error}")[:ERROR_CHARS_MAX]
-            is_refusal = is_definite(error)
-            kind = "fail" if is_refusal else "info"
-            self._append(name, number, f, kind, {"value": {"error": text}})
-            self._life.operation = ""
-            if not is_refusal:
-                self._deaths += 1
+            if not self._met(error, name, number, f):
                 raise
         else:
             self._append(name, number, f, "ok", completion)
             self._life.operation = ""
+
+    def _begin(self, f: str, job: Any, fence: int | None, value: Any) -> tuple[str, int]:
+        """Record that an operation begins; return the process and the operation's number."""
+        self._take_call()
+        self._number += 1
+        name = f"{self.name}~{self._deaths}" if self._deaths else self.name
+        self._life.operation = f
+        self._append(name, self._number, f, "invoke", {"job": job, "fence": fence, "value": value})
+        return name, self._number
+
+    def _met(self, error: Exception, name: str, number: int, f: str) -> bool:
+        """Record how an operation failed; True: it was refused, and nothing was changed."""
+        text = self._runtime.plain(f"{type(error).__name__}: {error}")[:ERROR_CHARS_MAX]
+        is_refusal = is_definite(error)
+        kind = "fail" if is_refusal else "info"
+        self._append(name, number, f, kind, {"value": {"error": text}})
+        self._life.operation = ""
+        self._deaths += not is_refusal
+        return is_refusal
 
     def finish(self) -> None:
         """Write that this process ended in order."""
@@ -284,14 +300,20 @@ class Actor:
         return True if answer is None else answer
 
     def _append(self, process: str, n: int, f: str, kind: str, fields: dict[str, Any]) -> None:
-        record = {"pid": self._life.pid, "process": process, "n": n, "f": f, "type": kind}
-        record |= {name: value for name, value in fields.items() if value is not None}
-        if self._life.is_dead:
+        runtime, life = self._runtime, self._life
+        record = {"pid": life.pid, "process": process, "n": n, "f": f, "type": kind}
+        for name, value in fields.items():
+            if value is not None:
+                record[name] = value
+        if life.is_dead:
             raise Crashed
-        if (here := self._runtime.current) is not None and here is not self._life:
+        here = runtime.current
+        if here is not life and here is not None:
             record["thread"] = here.name  # One process may have one operation open in each thread.
-        self._runtime.record(self._file, record, BEGINS if kind == "invoke" else ENDS)
-        self._runtime.note(kind, f, {n: v for n, v in fields.items() if v is not None} or None)
+        runtime.record(self._file, record, BEGINS if kind == "invoke" else ENDS)
+        if runtime.keeps_trace:
+            shown = {name: value for name, value in fields.items() if value is not None}
+            runtime.note(kind, f, shown or None)
 
     def _effect(self, what: str, facts: Facts, **more: Any) -> None:
         self._effects += 1

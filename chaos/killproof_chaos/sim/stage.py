@@ -1,9 +1,9 @@
 """The stage: a target's real file in memory, set up once and put back between schedules.
 
 Opening a file, a client and its connections costs milliseconds; a schedule costs less than one. So
-all of it stays open. Between two schedules the rows are put back as they were, and so is what the
-clients keep in memory. A target says where that is (`memory(client)` returns the objects); one that
-does not is opened anew for each schedule, which is slower and just as right.
+all of it stays open. Between two schedules the file is put back as it was (see `image.py`), and so
+is what the clients keep in memory. A target says where that is (`memory(client)` returns the
+objects); one that does not is opened anew for each schedule, which is slower and just as right.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ import gc
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
@@ -23,6 +23,7 @@ from killproof_chaos import memory
 from killproof_chaos.engines.finish import EFFECT_TABLE
 from killproof_chaos.sim import coroutines
 from killproof_chaos.sim.host import SimHost
+from killproof_chaos.sim.image import Image
 from killproof_chaos.sim.judging import Verdict, integrity, judge, write_store
 from killproof_chaos.sim.runtime import ENDED, Event, Life, Runtime, Scheduler
 from killproof_chaos.sim.scenario import Actor, Function, Scenario
@@ -41,8 +42,8 @@ PAUSE_SECONDS_MAX: Final = 400 * 86_400.0
 _M_TRIM_THRESHOLD: Final = -1
 _M_TOP_PAD: Final = -2
 _KEPT_BYTES: Final = 64 << 20
-#: The log is cut back after so many schedules; it grows by some pages in each.
-CHECKPOINT_RUNS: Final = 100
+#: What schedules leave in reference cycles is collected after so many of them.
+COLLECT_RUNS: Final = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +78,14 @@ class Outcome:
 class Stage:
     """One target and one scenario, ready to be played again and again."""
 
-    def __init__(self, target: Any, scenario: Scenario) -> None:
+    def __init__(self, target: Any, scenario: Scenario, *, remembers: bool = True) -> None:
         """Set the file up and enqueue the scenario's jobs; close it, or use a `with` block.
+
+        Args:
+            target: at level 2, with an audit mapping.
+            scenario: the race.
+            remembers: whether what follows the end of a schedule (its heal phase and its verdict)
+                is done once for schedules that end alike.
 
         Raises:
             ValueError: the target can not be simulated; the message says what it lacks.
@@ -103,9 +110,14 @@ class Stage:
         self._register: dict[int, Life] = {}
         self._parties: list[_Party] = []
         self.ids: dict[str, Any] = {}  #: harness id -> the queue's, of the scenario's jobs
+        self._remembers = remembers
+        #: By a hash of the moment at which the actors have ended: a hash of the evidence.
+        self._ends: dict[int, int] = {}
         self._verdicts: dict[int, Verdict] = {}
+        self._problems: dict[int, list[str]] = {}  #: of the file, by a hash of what was committed
         self._runs = 0
         self._database: sqlite3.Connection | None = None
+        self._image: Image | None = None
         if scenario.syncs and hasattr(target, "announce"):
             target.announce(self._pass_sync_point)
         try:
@@ -126,8 +138,11 @@ class Stage:
         self.runtime.quiet = True
         if self.scenario.syncs and hasattr(self.target, "announce"):
             self.target.announce(None)
+        self.runtime.close()
         for party in self._parties:
             party.close()
+        if self._image is not None:
+            self._image.close()
         if self._database is not None:
             self._database.close()
         shutil.rmtree(self.place, ignore_errors=True)
@@ -145,15 +160,11 @@ class Stage:
             keeps_trace: whether the outcome tells every step, which costs time.
         """
         runtime = self.runtime
+        runtime.idle_until = 0
         if not scheduler.begin(runtime):
             return None
-        collects = gc.isenabled()
-        gc.disable()  # What it finds may have clean-up code, which must not run in an actor's name.
-        try:
+        with uncollected():
             return self._play(scheduler, keeps_trace)
-        finally:
-            if collects:
-                gc.enable()
 
     def _play(self, scheduler: Scheduler, keeps_trace: bool) -> Outcome:
         runtime = self.runtime
@@ -173,11 +184,7 @@ class Stage:
         verdict, key = None, 0
         if runtime.stopped != "cut":
             self._ask_always()
-            self._heal()
-            key = hash((runtime.order, runtime.commits))
-            verdict = self._verdicts.get(key)
-            if verdict is None:
-                verdict = self._verdicts[key] = self._judge()
+            verdict, key = self._finish(may_skip=self._remembers and not keeps_trace)
         runtime.quiet = True
         rows = self._rows() if keeps_trace and verdict is not None else ()
         return Outcome(
@@ -243,24 +250,35 @@ class Stage:
         self._first = (tuple(runtime.events), runtime.commits)
         self._parties = [_Party(self, root) for root in roots]
         self._database = sqlite3.connect(self.path, isolation_level=None, cached_statements=512)
-        self._image = _Image(self._database)
+        self._image = Image(self._database, self.path)
 
     def _put_back(self) -> None:
         """Make everything as it was after the set-up."""
         runtime = self.runtime
         runtime.quiet = True
+        changed_schema = runtime.changed_schema
+        self._runs += 1
+        if self._runs % COLLECT_RUNS == 0:
+            gc.collect(1)  # Before the next run begins: what it finds may complain of its own end.
         runtime.reset()
         events, runtime.commits = self._first
         runtime.events.extend(events)
         self._register.clear()
-        self._runs += 1
-        if self._runs % CHECKPOINT_RUNS == 0:
-            gc.collect(1)
+        for party in self._parties:
+            party.drop()
+        assert self._image is not None
+        self._image.put_back()
+        if changed_schema:
+            self._look()
         for party in self._parties:
             party.put_back()
-        self._image.put_back()
-        if self._runs % CHECKPOINT_RUNS == 0:
-            self.database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def _look(self) -> None:
+        """Let every connection learn the schema anew: its number is given out a second time."""
+        self.database.execute("SELECT count(*) FROM sqlite_schema").fetchall()
+        for party in self._parties:
+            for held in party.life.held:
+                held.look()
 
     # The end of a run.
 
@@ -278,6 +296,27 @@ class Stage:
         except BaseException as error:
             runtime.fail("always", error)
         runtime.quiet = False
+
+    def _finish(self, *, may_skip: bool) -> tuple[Verdict, int]:
+        """Heal, and judge; return the verdict and a hash of the evidence.
+
+        Args:
+            may_skip: whether what is known of an equal end may stand for this one. Nobody lives any
+                more, so what comes is a function of the file, the clocks and the evidence so far,
+                as long as nothing else keeps a state.
+        """
+        runtime = self.runtime
+        end = hash((runtime.order, runtime.commits, runtime.now_ns, runtime.wall_ms))
+        is_private = not runtime.shares_memory
+        if may_skip and is_private and (key := self._ends.get(end)) is not None:
+            return self._verdicts[key], key
+        self._heal()
+        key = hash((runtime.order, runtime.commits))
+        assert not is_private or self._ends.setdefault(end, key) == key, "equal ends heal alike"
+        verdict = self._verdicts.get(key) if self._remembers else None
+        if verdict is None:
+            verdict = self._verdicts[key] = self._judge()
+        return verdict, key
 
     def _heal(self) -> None:
         """End all faults and let one more worker drain the queue."""
@@ -322,9 +361,17 @@ class Stage:
             self._records(),
             contract=self.contract,
             promises=self.scenario.promises,
-            problems=integrity(self.database),
+            problems=self._integrity(),
             errors=self.runtime.errors,
         )
+
+    def _integrity(self) -> list[str]:
+        """Return what SQLite finds wrong with the file, once for equal commits."""
+        commits = self.runtime.commits
+        found = self._problems.get(commits)
+        if found is None:
+            found = self._problems[commits] = integrity(self.database)
+        return found
 
     def _records(self) -> dict[str, list[dict[str, Any]]]:
         """Return all records of the run, by their path in a store."""
@@ -402,58 +449,37 @@ class _Memory:
     """What some objects held in their attributes at one moment."""
 
     def __init__(self, objects: tuple[object, ...]) -> None:
-        self._kept = [(found.__dict__, dict(found.__dict__)) for found in objects]
+        self._kept = [(found.__dict__, *_parted(found.__dict__)) for found in objects]
 
     def put_back(self) -> None:
-        """Make the attributes what they were; containers begin empty or as they were."""
-        for attributes, kept in self._kept:
+        """Make the attributes what they were; containers begin as they were."""
+        for attributes, plain, containers in self._kept:
             attributes.clear()
-            for name, value in kept.items():
-                is_container = type(value) in (dict, list, set)
-                attributes[name] = type(value)(value) if is_container else value
+            attributes.update(plain)
+            for name, container in containers:
+                attributes[name] = type(container)(container)
 
 
-class _Image:
-    """The rows of every table at one moment, and the way back to them."""
+def _parted(attributes: dict[str, Any]) -> tuple[dict[str, Any], list[tuple[str, Any]]]:
+    """Return attributes without what changes in place, and copies of what does."""
+    containers = [(n, type(v)(v)) for n, v in attributes.items() if type(v) in (dict, list, set)]
+    names = {name for name, _ in containers}
+    return {n: v for n, v in attributes.items() if n not in names}, containers
 
-    def __init__(self, database: sqlite3.Connection) -> None:
-        self._database = database
-        names = [
-            name
-            for (name,) in database.execute(
-                "SELECT name FROM sqlite_schema WHERE type = 'table' "
-                "AND (name NOT LIKE 'sqlite_%' OR name = 'sqlite_sequence') "
-                "ORDER BY name LIKE 'killproof_audit' OR name = 'sqlite_sequence'"
-            )
-        ]
-        self._steps: list[tuple[str, str, list[Any]]] = []
-        for name in names:
-            rows = database.execute(f'SELECT * FROM "{name}"').fetchall()  # noqa: S608 - a schema
-            marks = ", ".join("?" * len(rows[0])) if rows else ""
-            insert = f'INSERT INTO "{name}" VALUES ({marks})'  # noqa: S608 - a schema
-            self._steps.append((f'DELETE FROM "{name}"', insert, rows))  # noqa: S608 - a schema
-        # Triggers of the target's own would run while rows are put back, and change others.
-        (own,) = database.execute(
-            "SELECT count(*) FROM sqlite_schema WHERE type = 'trigger' "
-            "AND name NOT LIKE 'killproof_audit%'"
-        ).fetchone()
-        self._copy = None
-        if own:
-            self._copy = sqlite3.connect(":memory:")
-            database.backup(self._copy)
 
-    def put_back(self) -> None:
-        """Make all rows what they were, in one transaction."""
-        if self._copy is not None:
-            self._copy.backup(self._database)
-            return
-        execute = self._database.execute
-        execute("BEGIN IMMEDIATE")
-        for delete, insert, rows in self._steps:
-            execute(delete)
-            for row in rows:
-                execute(insert, row)
-        execute("COMMIT")
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Let no garbage be collected meanwhile, but where a stage asks for it.
+
+    What the collector finds may have clean-up code, which must not run in an actor's name.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _keep_memory() -> None:
