@@ -128,7 +128,9 @@ def prune(
     words = "would delete" if dry_run else "deleted"
     if keep:
         parts = ", ".join(f"{done.deleted[state]:,} {state}" for state in keep)
-        print(f"{words} {count_of(sum(done.deleted[state] for state in keep), 'job')}: {parts}")
+        runs = f", {count_of(done.deleted['runs'], 'run')} whole" if "runs" in done.deleted else ""
+        total = count_of(sum(done.deleted[state] for state in keep), "job")
+        print(f"{words} {total}: {parts}{runs}")
     if effects is not None:
         print(f"{words} {count_of(done.deleted['effects'], 'settled effect')}")
 

@@ -7,17 +7,21 @@ the record that a payment was made must outlive the job that made it.  They have
 own, from the moment when they were settled: an effect that is forgotten is applied again when its
 key comes again.  What is in doubt is never forgotten, nor what a living job may ask for.
 
+A step of a workflow goes with its run, when that has ended long enough ago, and never alone.
+
 It works in bounded steps: each is one short transaction, and between two of them everybody else has
 their turn at the lock.  Ended anywhere, it has done what it said so far, and can be run again.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Final, LiteralString, cast
 
+from killproof import workflow_tables
 from killproof.core import model
 from killproof.core.database import Value
 from killproof.core.jobs import Queue
+from killproof.workflow_retention import prune_runs
 
 #: Jobs that are deleted under one hold of the write lock: some milliseconds.
 PRUNE_BATCH: Final = 500
@@ -27,7 +31,8 @@ PRUNE_BATCH: Final = 500
 class Pruned:
     """What a prune deleted, or would."""
 
-    deleted: dict[str, int]  #: jobs by state, and entries of the ledger as `effects`
+    #: jobs by state, entries of the ledger as `effects`, and `runs` where some were ever started
+    deleted: dict[str, int]
     dry_run: bool
 
 
@@ -39,6 +44,22 @@ DELETE: Final = """
     DELETE FROM job
      WHERE id IN (SELECT id FROM job
                    WHERE state = :state AND finished_ms IS NOT NULL AND finished_ms < :before_ms
+                   ORDER BY finished_ms LIMIT :limit)
+       AND state IN ('succeeded', 'dead', 'cancelled', 'expired')"""
+
+
+# The same where runs were started: their steps go with their run, see `workflow_retention`.
+
+COUNT_BUT_STEPS: Final = """
+    SELECT count(*) FROM job
+     WHERE state = :state AND finished_ms IS NOT NULL AND finished_ms < :before_ms
+       AND NOT EXISTS (SELECT 1 FROM workflow_step WHERE job_id = job.id)"""
+
+DELETE_BUT_STEPS: Final = """
+    DELETE FROM job
+     WHERE id IN (SELECT id FROM job
+                   WHERE state = :state AND finished_ms IS NOT NULL AND finished_ms < :before_ms
+                     AND NOT EXISTS (SELECT 1 FROM workflow_step WHERE job_id = job.id)
                    ORDER BY finished_ms LIMIT :limit)
        AND state IN ('succeeded', 'dead', 'cancelled', 'expired')"""
 
@@ -74,9 +95,11 @@ def prune(
             raise ValueError(f"state {state!r} can not be pruned: only {names}")
         limits[state] = now_ms - model.to_ms(seconds, f"time to keep {state} jobs")
     deleted = dict.fromkeys(limits, 0)
+    has_runs = bool(queue.database.peek(workflow_tables.VERSION))
     for state, before_ms in limits.items():
         if dry_run:
-            ((count,),) = queue.database.peek(COUNT, {"state": state, "before_ms": before_ms})
+            counting: LiteralString = COUNT_BUT_STEPS if has_runs else COUNT
+            ((count,),) = queue.database.peek(counting, {"state": state, "before_ms": before_ms})
             deleted[state] = cast(int, count)
             continue
         while True:
@@ -87,12 +110,14 @@ def prune(
                 "limit": PRUNE_BATCH,
             }
             with queue.transaction() as tx:
-                count = tx.change(DELETE, values)
+                count = tx.change(DELETE_BUT_STEPS if has_runs else DELETE, values)
             deleted[state] += count
             if progress is not None:
                 progress(sum(deleted.values()))
             if count < PRUNE_BATCH:
                 break
+    for name, count in prune_runs(queue, limits, dry_run=dry_run).items():
+        deleted[name] = deleted.get(name, 0) + count
     if effects is not None:
         before_ms = now_ms - model.to_ms(effects, "time to keep effects")
         deleted["effects"] = _forget_effects(queue, before_ms, dry_run=dry_run)

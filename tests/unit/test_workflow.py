@@ -23,6 +23,7 @@ from killproof import (
 )
 from killproof.core.errors import DatabaseBusy
 from killproof.heartbeat import Tenure
+from killproof.retention import prune
 from killproof.worker import Context, Handlers, Permanent
 from killproof.workflow import STEPS_MAX, Step, Workflow, Workflows
 
@@ -760,6 +761,40 @@ def test_the_jobs_of_a_fan_out_keep_the_deadline_of_their_run(stand: Stand) -> N
     assert stand.claim() is None
     assert stand.states()["resize 1"] == "expired"
     assert stand.state() == "failed"
+
+
+# Pruning.
+
+
+def test_a_run_is_pruned_as_a_whole_and_by_its_own_end(stand: Stand) -> None:
+    """Goal: no step goes before the run that needs its result.  Covers S0.6."""
+    day = 86_400.0
+    stand.start({"a": "", "b": "a"})
+    stand.work("a")
+    alone = stand.queue.enqueue("k", 1)
+    stand.work("k")
+    stand.clock.advance(30 * day)
+
+    assert prune(stand.queue, {"succeeded": 7 * day}).deleted == {"succeeded": 1, "runs": 0}
+    assert stand.queue.get(alone) is None
+    stand.work("b")
+    stand.clock.advance(8 * day)
+    counted = prune(stand.queue, {"succeeded": 7 * day}, dry_run=True).deleted
+    assert counted == {"succeeded": 2, "runs": 1}
+    assert prune(stand.queue, {"succeeded": 7 * day}).deleted == counted
+    left = """SELECT 1 FROM job UNION ALL SELECT 1 FROM attempt UNION ALL SELECT 1 FROM workflow_run
+        UNION ALL SELECT 1 FROM workflow_step UNION ALL SELECT 1 FROM workflow_need"""
+    assert stand.sql(left) == []
+
+
+def test_a_failed_run_is_kept_as_long_as_the_dead_letters_are(stand: Stand) -> None:
+    stand.start({"a": "", "b": "a"})
+    stand.fail("a")
+    stand.clock.advance(HOUR)
+
+    assert prune(stand.queue, {"cancelled": 1, "succeeded": 1}).deleted["runs"] == 0
+    assert stand.states() == {"a": "dead", "b": "cancelled"}
+    assert prune(stand.queue, {"dead": 1}).deleted == {"dead": 2, "runs": 1}
 
 
 # What it costs, and who guards it.
