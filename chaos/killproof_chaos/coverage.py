@@ -47,6 +47,7 @@ BACKED_UP: Final = "a backup was made while jobs were being claimed"
 LIMITED: Final = "a limit was reached while further jobs of it waited"
 SLOTS_KILLED: Final = "a dispatcher was killed while several of its slots had jobs"
 SLOTS_PAUSED: Final = "a dispatcher was stopped while several of its slots had jobs"
+SLOT_KILLED: Final = "a worker was killed with the job of a schedule in hand"
 LIMITED_KILL: Final = "a worker was killed while its job was the last that a limit let run"
 
 #: Where nobody gets without a nemesis: no handler fails by itself, no worker stops by itself.
@@ -63,6 +64,7 @@ MIXED: Final = (
     (SLOTS_KILLED, "dispatcher", ("kill",)),
     (SLOTS_PAUSED, "dispatcher", ("pause",)),
     (LIMITED, "limits", ()),
+    (SLOT_KILLED, "schedule", ("kill",)),
     (LIMITED_KILL, "limits", ("kill",)),
 )
 
@@ -207,6 +209,8 @@ class _Facts:
         parameters = store.read_contract().parameters
         self.lease_ns = parameters.get("lease_ms", 0) * 1_000_000
         self.limits: Mapping[str, Mapping[str, Any]] = parameters.get("limits", {})
+        schedules = parameters.get("schedules", {}).values()
+        self.prefixes = tuple(str(rules["prefix"]) for rules in schedules)
 
     def of(self, *faults: str) -> Iterator[dict[str, Any]]:
         """Yield the faults of these names."""
@@ -351,6 +355,19 @@ def _had_several(facts: _Facts, name: str) -> bool:
     return any(len(leases) > 1 for leases in held.values())
 
 
+def _slot_killed(facts: _Facts) -> bool:
+    """Some job of a schedule was claimed by a process that was killed, and then again."""
+    fired = {
+        str(change["job"])
+        for change in facts.changes
+        if facts.prefixes and str(change.get("key", "")).startswith(facts.prefixes)
+    }
+    killed = {fault["pid"] for fault in facts.of("kill")}
+    claims = [record for record in facts.claims() if str(record["job"]) in fired]
+    held = {(str(r["job"]), r["fence"]) for r in claims if r["pid"] in killed}
+    return any((str(r["job"]), r["fence"] - 1) in held for r in claims)
+
+
 def _killed_at_limit(facts: _Facts) -> bool:
     """Some job whose worker was killed was among those that filled a limit."""
     killed = {fault["pid"] for fault in facts.of("kill")}
@@ -388,6 +405,7 @@ SHOWN: Final[tuple[tuple[str, Callable[[_Facts], bool]], ...]] = (
     (BACKED_UP, _backed_up),
     (SLOTS_KILLED, lambda f: _had_several(f, "kill")),
     (SLOTS_PAUSED, lambda f: _had_several(f, "pause")),
+    (SLOT_KILLED, _slot_killed),
     (LIMITED, lambda f: any(waiting for _, waiting in _at_limit(f))),
     (LIMITED_KILL, _killed_at_limit),
 )

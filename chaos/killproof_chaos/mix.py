@@ -9,6 +9,7 @@ nothing for it.  `--mix plain` leaves all of them out.  What was asked stands in
 | `backup`     | a maintenance process copies the file every few seconds |
 | `dispatcher` | one worker process of four has several slots, and handlers that are coroutines |
 | `limits`     | some kinds of job are limited, as the target's `mix_parameters` say |
+| `schedule`   | a schedule of the target's `mix_parameters` fires while workers are killed |
 """
 
 import json

@@ -19,7 +19,7 @@ from typing import Any, Final
 #: Enough to keep some worker busy and some idle: recovery is measured with idle peers.
 JOBS_PER_SECOND: Final = 70
 #: What a queue may have besides jobs, and what a run then asks of it (see `mix`).
-CAPABILITIES: Final = ("backup", "dispatcher", "limits")
+CAPABILITIES: Final = ("backup", "dispatcher", "limits", "schedule")
 #: The first backup comes when there is something to copy, then one every so often.
 BACKUP_MS: Final = (1_500, 2_500)
 KINDS: Final = ("webhook", "report", "scrape", "backup", "import")

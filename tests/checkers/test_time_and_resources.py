@@ -364,6 +364,15 @@ def test_a_leak_is_seen(run: "Run", name: str) -> None:
     assert f"went from at most 19 {name} to never less than 30" in run.story("P20")
 
 
+@pytest.mark.parametrize(("threads", "verdict"), [(3, "pass"), (2, "violated")])
+def test_the_files_of_further_threads_are_no_leak(run: "Run", threads: int, verdict: str) -> None:
+    for t in range(30):
+        found = {"open_files": 10 if t < 10 else 26, "threads": 2 if t < 10 else threads}
+        run.samples.append({"t": t, "pid": 101} | found)
+
+    assert run.verdict("P20") == verdict
+
+
 def test_a_short_life_shows_no_growth(run: "Run") -> None:
     sampled(run, open_files=[10, 40])
 

@@ -33,12 +33,13 @@ from killproof.core import model, sync
 from killproof.core.database import Transaction
 from killproof.core.host import KernelLocks
 from killproof.limits import Limits
+from killproof.schedule import KEY_PREFIX, Schedules
 from killproof.worker import Handlers, Worker
 from killproof_chaos import hook, mix, phases
 from killproof_chaos.plan import DISPATCHER
 from killproof_chaos.recording import Recorder, Result, open_recorder, process_name
 from killproof_chaos.targets.hosted import HostedQueue
-from killproof_chaos.targets.killproof_played import play
+from killproof_chaos.targets.killproof_played import named, play
 from killproof_chaos.workload import KINDS
 from killproof_evidence.contract import DELETED, START, TERMINAL, Contract
 from killproof_evidence.records import without_alarms
@@ -90,6 +91,11 @@ LIMITS: Final[Mapping[str, Mapping[str, Any]]] = {
     "press": {"kinds": ["report", "import"], "running": 2},
     "shop": {"kinds": ["scrape"], "rate": 20.0, "burst": 5},
 }
+#: A schedule, and the kind of its jobs. They take long enough for a kill; and between two slots the
+#: queue has time to be seen at rest.
+TICK: Final = "tick"
+TICK_MS: Final = 700
+TICK_PAYLOAD: Final = {"id": TICK, "script": ["sleep:0.25"], "sink": "log"}
 #: Promotion and the reaping that a claim does share the claim's transaction.
 NOT_OFFERED: Final = frozenset({"promote.locked", "promote.committed", "promote.synced"})
 
@@ -254,8 +260,11 @@ class KillproofTarget:
     contract = CONTRACT
     sync_points = frozenset(phases.PHASES) - NOT_OFFERED
     database = "queue.db"
-    capabilities = frozenset({"backup", "dispatcher", "limits"})
-    mix_parameters: Mapping[str, Mapping[str, Any]] = {"limits": {"limits": LIMITS}}
+    capabilities = frozenset({"backup", "dispatcher", "limits", "schedule"})
+    mix_parameters: Mapping[str, Mapping[str, Any]] = {
+        "limits": {"limits": LIMITS},
+        "schedule": {"schedules": {TICK: {"every_ms": TICK_MS, "prefix": f"{KEY_PREFIX}{TICK}:"}}},
+    }
     #: `open` gives a whole `killproof.Queue` on any host: engine `disk` chooses the clock of the
     #: boot after a cut, and holds jobs as a worker does not.
     hosts_queue = True
@@ -270,7 +279,8 @@ class KillproofTarget:
         due_ms="due_ms",
         key="key",
         kind="kind",
-        payload="payload",
+        payload=f"CASE WHEN NEW.key LIKE '{KEY_PREFIX}%' THEN json_object('id', NEW.key)"
+        " ELSE NEW.payload END",
     )
 
     def prepare(self, place: Path) -> None:
@@ -356,8 +366,9 @@ class KillproofTarget:
         names = [column[0] for column in cursor.description]
         for row in cursor:
             values = dict(zip(names, row, strict=True))
+            payload = named(json.loads(values["payload"]), values["key"])
             yield JobRow(
-                **{**values, "payload": json.loads(values["payload"])},
+                **{**values, "payload": payload},
                 history=tuple(ended.get(values["id"], ())),
             )
 
@@ -368,6 +379,19 @@ def set_up(queue: Queue, asked: Set[str]) -> None:
         limits = Limits(queue)
         for name, rules in LIMITS.items():
             limits.set(name, **rules)
+    if "schedule" in asked:
+        # A whole multiple of the interval: so nobody has to be told when it was made.
+        first_ms = (time.time_ns() // 1_000_000 // TICK_MS + 1) * TICK_MS
+        Schedules(queue).every(
+            TICK,
+            TICK_MS / 1_000,
+            TICK,
+            TICK_PAYLOAD,
+            first=first_ms / 1_000,
+            missed="all",
+            lease=LEASE_SECONDS,
+            retry=RETRY,
+        )
 
 
 class VouchedLocks(KernelLocks):
@@ -394,7 +418,8 @@ JOBS: Final = """
 def kinds_of(place: Path) -> Sequence[str]:
     """Return the kinds that the run's jobs have: `kinds.json` beside the queue, if there is one."""
     path = place / "kinds.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else KINDS
+    kinds = json.loads(path.read_text(encoding="utf-8")) if path.exists() else [*KINDS]
+    return [*kinds, TICK] if "schedule" in mix.read(place) else kinds
 
 
 class KillproofClient:

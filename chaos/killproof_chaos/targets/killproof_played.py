@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from killproof.core.database import Transaction
+from killproof.schedule import KEY_PREFIX
 from killproof.worker import Context, Permanent, Snooze
 from killproof_chaos import hook
 from killproof_evidence import effect
@@ -36,8 +37,7 @@ async def play_async(context: Context, threads: Executor) -> object:
 @contextmanager
 def _one_attempt(context: Context) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Yield the job's payload, and what the effect log is told of this attempt."""
-    payload = context.payload
-    assert isinstance(payload, dict)
+    payload = named(context.payload, context.job.key)
     if payload.get("snooze") and context.job.deliveries == 1:
         raise Snooze(SNOOZE_SECONDS)
     facts: dict[str, Any] = {"attempt": context.job.attempt, "fence": context.lease.fence}
@@ -45,6 +45,16 @@ def _one_attempt(context: Context) -> Iterator[tuple[dict[str, Any], dict[str, A
         yield payload, facts | {"job": context.job.id, "sync": hook.hook}
     except effect.ScriptedPermanent as error:
         raise Permanent(str(error)) from error
+
+
+def named(payload: object, key: str | None) -> dict[str, Any]:
+    """Return a payload with the harness's name of the job in it.
+
+    All jobs of a schedule have the same payload; what tells them apart is the slot in their key.
+    """
+    assert isinstance(payload, dict)
+    is_of_schedule = key is not None and key.startswith(KEY_PREFIX)
+    return payload | {"id": key} if is_of_schedule else payload
 
 
 def _row_of(context: Context, payload: dict[str, Any]) -> Callable[[Transaction], object]:

@@ -3,6 +3,7 @@
 import re
 
 from killproof_evidence.checkers.leases import lease_was_live
+from killproof_evidence.checkers.schedules import is_scheduled
 from killproof_evidence.contract import DELETED, TERMINAL
 from killproof_evidence.evidence import Change, Evidence, Story, at, at_end, where
 from killproof_evidence.finding import Finding, Line, Tally
@@ -63,6 +64,8 @@ def no_phantom(evidence: Evidence) -> Finding:
             continue
         tally.checked += 1
         if not story.enqueues:
+            if is_scheduled(evidence, story):
+                continue  # Whether its slot was to have one, says P12.
             if story.name is None:
                 anonymous.append(story)
             else:

@@ -3,6 +3,7 @@
 from heapq import heappop, heappush
 
 from killproof_evidence.checkers.limits import Limits
+from killproof_evidence.checkers.schedules import check_slots
 from killproof_evidence.contract import TERMINAL
 from killproof_evidence.evidence import Change, Evidence, Story, at, at_end, where
 from killproof_evidence.finding import Finding, Tally
@@ -127,12 +128,16 @@ def _rank(change: Change) -> Rank:
 
 
 def idempotent_enqueue(evidence: Evidence) -> Finding:
-    """P12: one live job for a key, also under races and after an unknown outcome."""
+    """P12: one live job for a key, also under races and after an unknown outcome.
+
+    Of a schedule: one job for each slot, over all processes that fire it.
+    """
     tally = Tally()
     if evidence.changes:
         _check_live(evidence, tally)
     else:
         tally.missing("no audit: jobs that lived at once under one key cannot be told")
+    check_slots(evidence, tally)
     by_key: dict[str, list[tuple[Operation, Story]]] = {}
     for story in evidence.stories:
         for op in story.enqueues:

@@ -1,7 +1,7 @@
 """P20, P21: what the processes use up, and how they stop."""
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
 
 from killproof_evidence.evidence import Evidence, Fault, Sample, Story, at, at_end, where
 from killproof_evidence.finding import Finding, Tally
@@ -19,6 +19,9 @@ SAMPLES_MIN = 12
 #: Open files or threads by which a process may grow between the first third of its life and
 #: the last: caches warm up, a leak goes on.
 GROWTH_MAX = 8
+#: Open files that a further thread may bring: a connection of its own, and the locks beside it.
+#: Too many threads are judged as threads.
+FILES_PER_THREAD: Final = 8
 #: Claims for each job that was claimed at all; attempts are bounded by P8, this is the average.
 CLAIMS_PER_JOB_DEFAULT = 6
 #: What the end of an interpreter may take on top of the grace time, ms.
@@ -65,7 +68,8 @@ def _check_growth(
             continue
         first = max(found[:third], key=lambda pair: pair[0])
         last = min(found[-third:], key=lambda pair: pair[0])
-        if last[0] > first[0] + GROWTH_MAX:
+        further = _further_threads(found) if name == "open_files" else 0
+        if last[0] > first[0] + GROWTH_MAX + FILES_PER_THREAD * further:
             tally.violate(
                 None,
                 f"process {pid} went from at most {first[0]} {name} to never less than {last[0]}",
@@ -73,6 +77,13 @@ def _check_growth(
                 last[1].at,
             )
     return max((value for found in by_pid.values() for value, _ in found), default=None)
+
+
+def _further_threads(found: Sequence[tuple[int, Sample]]) -> int:
+    """Return how many more threads there were in the last third of a life than in the first."""
+    threads = [sample.values.get("threads") or 0 for _, sample in found]
+    third = len(threads) // 3
+    return max(0, max(threads[-third:]) - min(threads[:third]))
 
 
 def _check_claims(evidence: Evidence, tally: Tally) -> None:
