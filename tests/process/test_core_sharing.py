@@ -217,7 +217,7 @@ with Queue(sys.argv[1]) as queue:
 
 
 def test_processes_that_drain_one_queue_do_each_job_once(place: Path) -> None:
-    """Covers S0.17, S0.37, S2.3, S2.28, F6, F8, F10."""
+    """Covers S0.17, S0.37, S2.3, S2.28, F6, F8, F10, F9."""
     jobs = 400
     with Queue(place / "q.db", durability="process") as queue:
         queue.enqueue_many([("kind", i) for i in range(jobs)])

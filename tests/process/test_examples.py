@@ -6,6 +6,7 @@ the world lies in the example itself, so that it ends by itself.
 
 import importlib.util
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -91,6 +92,60 @@ def test_an_orchestrator_keeps_its_own_tables_in_the_queue_s_transactions(place:
         ["clean done", "prices done"],
         "load done",
     )
+
+
+def test_what_429_says_is_known_to_every_job_and_each_order_arrives_once(place: Path) -> None:
+    """Covers S0.2, S0.84, S1.1: the API integrator. F35: nobody calls before its time."""
+    assert example("api_integrator").main(place) == (10, 0)
+
+
+def test_a_pipeline_fetches_parses_and_stores_every_page_once(place: Path) -> None:
+    """Covers S0.84: the scraping pipeline."""
+    assert example("scraping_pipeline").main(place) == 18
+
+
+def test_a_robot_answers_each_message_once_and_leaves_who_has_blocked_it(place: Path) -> None:
+    """Covers S0.59, S0.84: the WhatsApp robot."""
+    assert example("whatsapp_robot").main(place) == [
+        f"+55 11 90000-000{number}" for number in (1, 2, 4)
+    ]
+
+
+def test_a_monitor_looks_by_schedule_and_calls_once(place: Path) -> None:
+    """Covers S0.84, S1.54: the server monitor."""
+    looks, alerts = example("server_monitor").main(place)
+
+    assert looks >= 3
+    assert len(alerts) == 1
+
+
+def test_an_article_waits_for_its_editor_and_one_that_is_turned_down_is_undone(
+    place: Path,
+) -> None:
+    """Covers S0.6, S0.84: the publishing line."""
+    assert example("publishing_line").main(place) == {"tea": "succeeded", "coffee": "compensated"}
+    names = {path.name for path in place.iterdir()}
+
+    assert {"tea.html", *(f"news-{name}-tea" for name in ("feed", "newsletter", "chat"))} <= names
+    assert not any("coffee" in name for name in names)
+
+
+def test_the_second_article_s_four_tasks_run_side_by_side(place: Path) -> None:
+    """Covers S1.25, S1.41, S1.42, S1.43: each with the result that it returns."""
+    results = example("article_tasks").main(place)
+
+    assert list(results) == [
+        *("0 enviar_relatorio", "1 scraping_produtos", "2 sincronizar_estoque"),
+        *("3 backup_diario", "5 enviar_relatorio"),
+    ]
+    scraped, saved = results["1 scraping_produtos"], results["3 backup_diario"]
+    assert scraped["products_scraped"] == 3
+    assert scraped["source"].startswith("http://127.0.0.1:")
+    (copy,) = (place / "backup").iterdir()
+    assert saved == {"backup_file": str(copy), "size_mb": round(copy.stat().st_size / 1e6, 2)}
+    assert re.fullmatch(r"main_\d{8}_\d{6}\.db", copy.name)
+    with closing(sqlite3.connect(copy)) as connection:
+        assert connection.execute("SELECT count(*) FROM produto").fetchone() == (0,)
 
 
 def producer(place: Path, *command: str) -> str:
