@@ -173,6 +173,31 @@ def checkers(
     raise typer.Exit(EXIT_CODES.get(result.verdict, EXIT_FAILED))
 
 
+@app.command()
+def startup(
+    rounds: Annotated[int, typer.Option(help="Processes of each kind.")] = 20,
+    seed: Seed = 1,
+    directory: Dir = Path("."),
+    as_json: AsJson = False,
+) -> None:
+    """Measure what importing the queue and starting the command cost."""
+    _within("--rounds", rounds, 1, ROUNDS_MAX)
+    _check_places(directory, None)
+    from killproof_bench.crew import CrewError
+    from killproof_bench.scenarios import startup as scenario
+
+    with _scratch(directory) as folder:
+        try:
+            result = scenario.run(folder, rounds=rounds, seed=seed)
+        except CrewError as error:
+            raise _failed(error) from error
+    if as_json:
+        print(json.dumps(dataclasses.asdict(result), indent=1))
+    else:
+        print(scenario.sentence(result))
+    raise typer.Exit(EXIT_CODES["violated" if result.foreign_modules else "pass"])
+
+
 def _run(
     plan: "Plan",
     rows: int | None,
