@@ -190,7 +190,7 @@ def test_every_change_of_a_job_moves_updated_at(
 
 
 def test_the_second_article_s_pick_and_panel_run_unchanged(queue: Queue, rows: Rows) -> None:
-    """Covers S1.16, S1.22, S1.30, S1.46. F37: no row and no missing error stops the panel."""
+    """Covers S1.22, S1.30, S1.45, S1.46. F37: no row and no missing error stops the panel."""
     report = queue.enqueue("enviar_relatorio", {}, priority=5)
     urgent = queue.enqueue("scraping_produtos", {}, priority=1, max_attempts=3, retry="immediate")
     queue.enqueue("backup_diario", {}, priority=3)
@@ -285,7 +285,7 @@ def test_the_first_article_s_insert_is_a_job_with_its_defaults(
 def test_the_second_article_s_insert_is_a_task_with_its_defaults(
     queue: Queue, connection: sqlite3.Connection
 ) -> None:
-    """Covers S1.17, S1.18, S1.20, S1.24."""
+    """Covers S1.16, S1.17, S1.18, S1.20."""
     connection.execute("INSERT INTO tasks (name) VALUES ('backup_diario')")
     connection.execute(
         "INSERT INTO tasks (name, payload, priority) VALUES (?, ?, ?)",
