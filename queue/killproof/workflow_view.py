@@ -340,3 +340,63 @@ def decoded(step: StepView) -> object:
     if step.result is None or len(step.result) >= RESULT_CHARS_MAX:
         return None
     return json.loads(step.result)
+
+
+FAULTS: Final[tuple[tuple[str, LiteralString], ...]] = (
+    (
+        "step {} has another outcome than its job",
+        """SELECT job_id FROM workflow_step JOIN job ON job.id = job_id
+            WHERE coalesce(outcome, '') <> iif(finished_ms IS NULL, '', state)""",
+    ),
+    (
+        "step {} counts other unmet needs than it has",
+        """SELECT job_id FROM workflow_step AS step
+            WHERE unmet <> (SELECT count(*) FROM workflow_need AS need
+                              JOIN job ON job.id = need.needs_job_id
+                             WHERE need.job_id = step.job_id AND job.state <> 'succeeded')""",
+    ),
+    (
+        "step {} is blocked and waits for nothing",
+        """SELECT job_id FROM workflow_step JOIN job ON job.id = job_id
+            WHERE state = 'blocked' AND unmet = 0""",
+    ),
+    (
+        "step {} goes on before its needs have succeeded",
+        """SELECT job_id FROM workflow_step JOIN job ON job.id = job_id
+            WHERE unmet > 0 AND state IN ('available', 'scheduled', 'leased', 'retryable',
+                                          'succeeded', 'dead')""",
+    ),
+    (
+        "run {} is in another state than its steps say",
+        """SELECT id FROM workflow_run AS run
+            WHERE (state IN ('running', 'compensating'))
+                  <> EXISTS (SELECT 1 FROM workflow_step
+                              WHERE run_id = run.id AND outcome IS NULL)
+               OR (state = 'succeeded')
+                  <> NOT EXISTS (SELECT 1 FROM workflow_step
+                                  WHERE run_id = run.id AND undoes = 0
+                                    AND coalesce(outcome, '') <> 'succeeded')
+               OR (state IN ('compensating', 'compensated', 'compensation_failed'))
+                  <> EXISTS (SELECT 1 FROM workflow_step WHERE run_id = run.id AND undoes > 0)""",
+    ),
+    (
+        "run {} counts other steps than it has",
+        """SELECT id FROM workflow_run AS run
+            WHERE steps <> (SELECT count(*) FROM workflow_step
+                             WHERE run_id = run.id AND undoes = 0)
+               OR succeeded <> (SELECT count(*) FROM workflow_step
+                                 WHERE run_id = run.id AND undoes = 0
+                                   AND outcome = 'succeeded')""",
+    ),
+)
+
+
+def faults(queue: Queue) -> list[str]:
+    """Compare what the tables of workflows repeat with the jobs; return what does not agree.
+
+    It reads every step that is in the file: for `doctor` and for tests.
+    """
+    with queue.database.read() as tx:
+        if not workflow_tables.exists(tx):
+            return []
+        return [text.format(row[0]) for text, statement in FAULTS for row in tx.rows(statement)]
