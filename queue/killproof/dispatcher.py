@@ -478,10 +478,19 @@ class Dispatcher:
         finally:
             run.tenure.ended = True
 
+    def _meant(self, run: Run, error: BaseException) -> BaseException:
+        """Return why a handler was cancelled, where that is what it ended with."""
+        if not isinstance(error, asyncio.CancelledError) or run.cause is None:
+            return error
+        told = outcomes.interruption(run.tenure, run.cause)
+        told.__cause__ = error
+        return told
+
     async def _result(self, run: Run, context: Context) -> object:
-        """Return what the handler returns, wherever it runs."""
+        """Return what the handler returns, wherever it runs; `Raised` is what a thread raised."""
         function = run.handler.original
         if run.handler.is_coroutine:
+            await context.apayload()  # A large one is read here, and not on the loop.
             result = call(function, context)
         else:
             run.is_in_thread = True

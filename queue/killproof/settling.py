@@ -26,6 +26,7 @@ from killproof.core.jobs import Queue
 from killproof.heartbeat import Tenure
 from killproof.journal import Journal
 from killproof.outcomes import TRANSIENT, Outcome
+from killproof.spilling import settled
 
 #: Outcomes in one transaction: about 10 ms under the lock.
 TOGETHER_MAX: Final = 250
@@ -79,6 +80,7 @@ class Settler:
         for one in settlements:
             if one.tries == 0 and one.seconds is not None:
                 self._journal.end(one.tenure.lease, one.outcome, one.seconds)
+                one.outcome = settled(self._queue, one.tenure.lease, one.outcome, self._journal)
         acks = [one for one in settlements if one.outcome.word == "ack"]
         releases = [one for one in settlements if one.outcome.word == "release"]
         alone = [one for one in settlements if one.outcome.word not in ("ack", "release")]

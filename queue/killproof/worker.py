@@ -45,7 +45,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from killproof import effects, outcomes
+from killproof import effects, outcomes, spilling
 from killproof.chores import Chores
 from killproof.core import sync
 from killproof.core.clock import Clock, SystemClock
@@ -126,6 +126,7 @@ class Context:
         self._tenure = tenure
         self._clock = clock
         self._threads = threads
+        self._payload: object = None
 
     @property
     def job(self) -> Job:
@@ -134,8 +135,23 @@ class Context:
 
     @property
     def payload(self) -> object:
-        """The payload, decoded."""
-        return self._tenure.lease.job.payload
+        """The payload, decoded; a large one is read from its file, and proven by its hash.
+
+        Raises:
+            PayloadLost: its file is missing or damaged: the job becomes a dead letter; definite.
+            OSError: the file can not be read now.
+        """
+        if self._payload is None:
+            found = self.job.payload
+            is_in_file = spilling.is_reference(found)
+            self._payload = spilling.payload_of(self._queue, self.job) if is_in_file else found
+        return self._payload
+
+    async def apayload(self) -> object:
+        """Do as `payload` does, from a coroutine: a file is read in a thread."""
+        if spilling.is_reference(self.job.payload):
+            return await self._off_loop(lambda: self.payload)
+        return self.payload
 
     @property
     def lease(self) -> Lease:
@@ -230,6 +246,7 @@ class Context:
         interruption waits until its end.  After it the job has succeeded, whatever the handler
         does.
         """
+        result = spilling.spilled(self._queue, self.lease, result)
         # A renewal that the commit overtakes is no loss; see `Tenure`.
         self._tenure.settling = True
         try:
@@ -493,6 +510,7 @@ class Worker:
         At least one try is made: the fence, not this worker's clock, decides what is refused.
         """
         lease = tenure.lease
+        outcome = spilling.settled(self._queue, lease, outcome, self._journal)
         tries = 0
         while True:
             try:
