@@ -4,6 +4,7 @@ import json
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from killproof import (
     handlers,
 )
 from killproof.articles_sql import VIEWS
+from killproof.backup import backup, restore
 from killproof.core import model
 from killproof.effects import Effect, Ledger
 from killproof.worker import Worker
@@ -636,6 +638,22 @@ def test_views_are_made_on_request_only_and_making_them_twice_is_harmless(queue:
     assert [view.name for view in articles.views(queue) if view.is_made] == ["jobs", "job_effects"]
     assert articles.drop(queue) == ["jobs", "job_effects"]
     assert not any(view.is_made for view in articles.views(queue))
+
+
+def test_a_backup_has_the_views_and_a_restored_file_takes_their_inserts(
+    queue: Queue, place: Path
+) -> None:
+    articles.create(queue)
+    copy = backup(queue, place)
+    restore(copy.path, place / "restored.db")
+    with (
+        Queue(place / "restored.db") as restored,
+        closing(sqlite3.connect(restored.path, isolation_level=None)) as connection,
+    ):
+        connection.execute("INSERT INTO jobs (type, payload) VALUES ('mail', '1')")
+
+        assert restored.counts()["available"] == 1
+        assert all(view.is_made for view in articles.views(restored))
 
 
 @pytest.mark.parametrize("what", ["CREATE TABLE Jobs (id)", "CREATE VIEW jobs AS SELECT 1 AS id"])
