@@ -130,10 +130,14 @@ class Site:
         finally:
             self.feed.close()
             await watching
-            for thread in (self._reading, self._acting):
-                thread.shutdown(wait=True)
-            self._reader.close()
-            self._writer.close()
+            self.close()
+
+    def close(self) -> None:
+        """Let what is running end, then close the file."""
+        for thread in (self._reading, self._acting):
+            thread.shutdown(wait=True)
+        self._reader.close()
+        self._writer.close()
 
     def routes(self) -> list[Route]:
         """Return all of them; docs/api.md is compared with this list by a test."""

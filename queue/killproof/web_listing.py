@@ -245,7 +245,7 @@ def _decoded(text: str, order: Order) -> tuple[int | str, ...]:
         if len(text) > CURSOR_CHARS_MAX:
             raise ValueError("too long")
         padded = text + "=" * (-len(text) % 4)
-        found = json.loads(base64.urlsafe_b64decode(padded.encode()))
+        found = json.loads(base64.b64decode(padded.encode(), altchars=b"-_", validate=True))
         fits = isinstance(found, list) and [type(value) for value in found] == [
             type(value) for value in order.start
         ]

@@ -1,0 +1,680 @@
+"""The page's application, asked without a server: who may do what, what is answered, what is kept.
+
+What only a browser or a real process shows is in tests/process/test_web.py.
+"""
+
+import asyncio
+import json
+import os
+import re
+import sqlite3
+import stat
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from killproof import (
+    ManualClock,
+    Queue,
+    pausing,
+    web_access,
+    web_audit,
+    web_feed,
+    web_listing,
+)
+from killproof.core import model, sync
+from killproof.core.errors import FileRefused, StorageFailed
+from killproof.explain import explain
+from killproof.web import ASSETS, Guard, application
+from killproof.web_access import ACTIONS, ROLES, Person, Tokens
+from killproof.web_acting import Denied, NothingChanged, Order, act
+from killproof.web_feed import Feed
+from killproof.web_reading import Reader, ReadTooLong, counted
+
+Run = Callable[..., tuple[int, str, str]]
+Ask = Callable[..., httpx.Response]
+Sql = Callable[..., list[tuple[Any, ...]]]
+
+ADMIN = Person(name="ada", role="admin")
+
+
+@pytest.fixture
+def tokens(place: Path) -> dict[str, str]:
+    """A token of each role, by role."""
+    return {role: web_access.add(place / "tokens", role, role) for role in ROLES}
+
+
+@pytest.fixture
+def site(queue: Queue, place: Path) -> Iterator[Guard]:
+    made = application(place / "queue.db", Tokens(place / "tokens"), hosts=frozenset({"queue.lan"}))
+    yield made
+    made.site.close()
+
+
+@pytest.fixture
+def ask(site: Guard) -> Ask:
+    """Send one request to the application and return its answer."""
+
+    def ask(method: str, path: str, body: object = None, **headers: str) -> httpx.Response:
+        async def sent() -> httpx.Response:
+            transport = httpx.ASGITransport(site, raise_app_exceptions=False)
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as one:
+                given = {name.replace("_", "-"): value for name, value in headers.items()}
+                if isinstance(body, bytes):
+                    return await one.request(method, path, content=body, headers=given)
+                return await one.request(method, path, json=body, headers=given)
+
+        return asyncio.run(sent())
+
+    return ask
+
+
+def bearer(token: str) -> str:
+    return f"Bearer {token}"
+
+
+def died(queue: Queue, kind: str = "mail") -> int:
+    job_id = queue.enqueue(kind, {"to": "x"})
+    lease = queue.claim([kind])
+    assert lease is not None
+    queue.nack(lease, ValueError("no such address"), permanent=True)
+    return job_id
+
+
+# Who may do what.
+
+
+def test_without_a_token_everything_can_be_read_and_nothing_changed(ask: Ask, queue: Queue) -> None:
+    """Covers S0.62, S0.81, S2.19."""
+    job_id = queue.enqueue("mail", 1)
+    answers = {
+        path: ask("GET", f"/api/{path}").status_code
+        for path in ("status", "jobs", "jobs/1", "jobs/1/explain", "audit", "limits", "schedules")
+    }
+    refused = [ask("POST", f"/api/jobs/{job_id}/{action}") for action in ("cancel", "hold")]
+    refused += [ask("POST", "/api/pause", {"kind": "mail"}), ask("POST", "/api/replay")]
+
+    assert set(answers.values()) == {200}, answers
+    assert {answer.status_code for answer in refused} == {401}
+    assert "asks for a token: give one" in refused[0].json()["error"]
+    assert queue.counts()["available"] == 1
+
+
+def test_a_role_may_do_what_it_says_and_no_more(
+    ask: Ask, queue: Queue, tokens: dict[str, str]
+) -> None:
+    """Covers S2.19: who may act, and that the one who may not is on record."""
+    allowed = {}
+    for role in ROLES:
+        for action in ACTIONS:
+            if action in ("pause", "resume"):
+                path, body = f"/api/{action}", {"kind": "mail"}
+            elif action == "replay_all":
+                path, body = "/api/replay", {"state": "dead"}
+            else:
+                path, body = f"/api/jobs/{died(queue)}/{action}", {}
+            got = ask("POST", path, body, authorization=bearer(tokens[role]))
+            allowed[role, action] = got.status_code != 403
+
+    assert {role: {a for a in ACTIONS if allowed[role, a]} for role in ROLES} == {
+        "viewer": set(),
+        "operator": set(ACTIONS) - {"pause", "resume", "replay_all"},
+        "admin": set(ACTIONS),
+    }
+    denied = [entry for entry in web_audit.entries(queue, limit=200) if entry.outcome == "denied"]
+    assert len(denied) == sum(not ok for ok in allowed.values())
+
+
+@pytest.mark.parametrize("token", ["", "nonsense", "Basic YTpi", "Bearer a b"])
+def test_a_token_that_is_not_known_is_refused_everywhere(
+    ask: Ask, tokens: dict[str, str], token: str
+) -> None:
+    header = token if " " in token else bearer(token)
+    answers = [ask("GET", "/api/jobs", authorization=header)]
+    answers += [ask("POST", "/api/jobs/1/cancel", authorization=header)]
+
+    assert [answer.status_code for answer in answers] == [401, 401]
+    assert answers[0].headers["www-authenticate"] == "Bearer"
+
+
+def test_a_private_page_shows_nothing_without_a_token(
+    queue: Queue, place: Path, tokens: dict[str, str]
+) -> None:
+    made = application(place / "queue.db", Tokens(place / "tokens"), is_private=True)
+
+    async def status(path: str, **headers: str) -> int:
+        transport = httpx.ASGITransport(made)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as one:
+            return (await one.get(path, headers=headers)).status_code
+
+    paths = ("/api/jobs", "/api/status", "/api/events", "/api/audit")
+    found = [asyncio.run(status(path)) for path in paths]
+    given = asyncio.run(status("/api/jobs", authorization=bearer(tokens["viewer"])))
+    shell = [asyncio.run(status(path)) for path in ("/", "/page.js", "/api/me")]
+    made.site.close()
+
+    assert found == [401] * 4
+    assert (given, shell) == (200, [200] * 3)
+
+
+# Tokens.
+
+
+def test_a_token_is_shown_once_and_its_file_is_its_owner_s_alone(place: Path) -> None:
+    path = place / "tokens"
+    token = web_access.add(path, "ada", "operator")
+
+    assert token not in path.read_text()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert Tokens(path).person(token) == Person(name="ada", role="operator")
+    assert os.listdir(place) == ["tokens"]
+    path.chmod(0o640)
+    with pytest.raises(FileRefused, match=r"mode 640\): chmod 600"):
+        web_access.entries(path)
+
+
+def test_a_token_ends_when_it_is_removed_or_its_time_is_over(
+    place: Path, clock: ManualClock
+) -> None:
+    path = place / "tokens"
+    tokens = Tokens(path, clock)
+    ada = web_access.add(path, "ada", "admin", clock=clock)
+    bob = web_access.add(path, "bob", "viewer", seconds=60, clock=clock)
+    before = [tokens.person(ada), tokens.person(bob)]
+    clock.advance(60)
+    bob_later = tokens.person(bob)
+    web_access.remove(path, "ada")
+
+    assert [one.name for one in before if one] == ["ada", "bob"]
+    assert bob_later is None
+    assert tokens.person(ada) is None
+    assert not tokens.exist()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["serve", "token", "add", "ada", "--role", "king"], "role 'king' is unknown"),
+        (["serve", "token", "add", "a\nb"], r"name 'a\nb' must be printable"),
+        (["serve", "token", "remove", "ada"], "'ada' has no token"),
+        (["serve", "--host", "0.0.0.0"], "there is no token: make one first"),
+        (["serve", "--port", "70000"], "--port 70000 must be from 0 to 65535"),
+        (["serve", "--allow-host", "a b"], "--allow-host 'a b' is no name"),
+        (["serve", "audit", "--limit", "0"], "limit 0 must be"),
+        (["pause", "--for", "1h"], "say which kind"),
+        (["resume", "mail"], "kind 'mail' is not paused"),
+        (["serve", "--db", "nothing.db"], "nothing.db does not exist"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_code_64(run: Run, arguments: list[str], said: str) -> None:
+    run("enqueue", "mail", "1", "--durability", "process")
+    code, out, err = run(*arguments)
+
+    assert (code, out) == (64, "")
+    assert said in err
+    assert len(err.splitlines()) == 1
+
+
+def test_tokens_and_pauses_are_made_listed_and_taken_back_by_commands(run: Run) -> None:
+    run("enqueue", "mail", "1", "--durability", "process")
+    code, token, said = run("serve", "token", "add", "ada", "--role", "admin", "--expires", "30d")
+    listed = json.loads(run("serve", "token", "list", "--json")[1])
+    paused = json.loads(run("pause", "mail", "--json")[1])
+
+    assert code == 0
+    assert token.startswith("killproof_")
+    assert token.strip() not in said
+    assert [(one["name"], one["role"], "sha256" in one) for one in listed] == [
+        ("ada", "admin", False)
+    ]
+    assert paused == {"kind": "mail", "reason": "paused", "until_ms": None}
+    assert run("pause")[1] == "mail: paused until it is resumed\n"
+    assert run("resume", "mail")[0] == run("serve", "token", "remove", "ada")[0] == 0
+    assert run("pause")[1] == "no kind is closed\n"
+
+
+# What is let in.
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:8420", 200),
+        ("127.0.0.1", 200),
+        ("[::1]:8420", 200),
+        ("queue.lan", 200),
+        ("QUEUE.LAN.:80", 200),
+        ("evil.example", 421),
+        ("localhost.evil.example", 421),
+        ("127.0.0.1.evil.example", 421),
+        ("localhost:80:80", 421),
+        ("[evil]", 421),
+        ("", 421),
+    ],
+)
+def test_a_name_that_was_made_to_point_here_gets_nothing(ask: Ask, host: str, status: int) -> None:
+    """DNS rebinding: for the browser the foreign page and this server are then one origin."""
+    answer = ask("GET", "/api/status", host=host)
+
+    assert answer.status_code == status
+    assert ("counts" in answer.json()) == (status == 200)
+
+
+@pytest.mark.parametrize("origin", ["cross-site", "same-site"])
+def test_a_page_of_somebody_else_can_not_act(
+    ask: Ask, queue: Queue, tokens: dict[str, str], origin: str
+) -> None:
+    """CSRF: there is no cookie to ride on, and the browser's own word is believed as well."""
+    queue.enqueue("mail", 1)
+    answer = ask(
+        "POST", "/api/jobs/1/cancel", authorization=bearer(tokens["admin"]), sec_fetch_site=origin
+    )
+
+    assert answer.status_code == 403
+    assert queue.counts()["available"] == 1
+    assert "set-cookie" not in ask("GET", "/").headers
+    assert "access-control-allow-origin" not in ask("GET", "/", origin="http://evil").headers
+
+
+def test_every_answer_carries_the_policy_also_errors(ask: Ask) -> None:
+    answers = [ask("GET", path) for path in ("/", "/page.js", "/api/jobs", "/nothing", "/api/x/y")]
+    answers += [ask("POST", "/api/jobs/1/cancel"), ask("GET", "/", host="evil.example")]
+    answers += [ask("DELETE", "/api/jobs")]
+
+    for answer in answers:
+        policy = answer.headers["content-security-policy"]
+        assert policy.startswith("default-src 'none'; script-src 'self';")
+        assert "unsafe" not in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+def test_nothing_of_the_page_comes_from_elsewhere_or_makes_html_of_text(ask: Ask) -> None:
+    """It works offline, and a payload stays text: no other way into the page is used."""
+    for name in ASSETS:
+        text = ask("GET", f"/{name}").text
+        assert not re.findall(r"https?://(?!www\.w3\.org/2000/svg)", text), name
+        banned = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|style="
+        assert not re.findall(banned, text), name
+
+
+# What is answered.
+
+
+def test_the_answers_are_in_the_words_of_the_commands(
+    ask: Ask, queue: Queue, run: Run, tokens: dict[str, str]
+) -> None:
+    """Covers S0.81: one vocabulary for a shell and for the API."""
+    job_id = died(queue)
+    told = {
+        "show": ask("GET", f"/api/jobs/{job_id}").json(),
+        "explain": ask("GET", f"/api/jobs/{job_id}/explain").json(),
+        "jobs": ask("GET", "/api/jobs").json()["jobs"],
+    }
+    again = ask("POST", f"/api/jobs/{job_id}/replay", authorization=bearer(tokens["operator"]))
+    died(queue)
+    commands = {
+        "show": run("show", str(job_id), "--json"),
+        "explain": run("explain", str(job_id), "--json"),
+        "jobs": run("jobs", "--json"),
+    }
+
+    assert again.json() == {"moved": [job_id], "refused": []}
+    for name, (code, out, _) in commands.items():
+        said = json.loads(out)
+        shape = said[0] if name == "jobs" else said
+        mine = told[name][0] if name == "jobs" else told[name]
+        assert (code, list(shape)) == (0, list(mine)), name
+    assert told["show"]["attempts"][0]["error_message"] == "no such address"
+    assert "no such address" in told["show"]["attempts"][0]["traceback"]
+    assert told["show"]["summary"] == (
+        f"dead, attempt 1 of 5: ValueError no such address; again: killproof replay {job_id}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "said"),
+    [
+        ("GET", "/api/jobs?limit=0", None, 400, "limit 0 must be an integer from 1 to 200"),
+        ("GET", "/api/jobs?limit=1e9", None, 400, "limit '1e9' must be a whole number"),
+        ("GET", "/api/jobs?state=done", None, 400, "state 'done' is unknown: use one of"),
+        ("GET", "/api/jobs?before=WzFd%22", None, 400, "no `next` of this list"),
+        ("GET", "/api/jobs?before=WyJ4Il0", None, 400, "no `next` of this list"),
+        ("GET", "/api/jobs?colour=red", None, 400, "parameter 'colour' is unknown: known are"),
+        ("GET", "/api/jobs/77", None, 404, "there is no job 77"),
+        ("GET", "/api/jobs/0", None, 400, "id 0 must be an integer"),
+        ("GET", "/api/nothing", None, 405, "there is nothing at this address"),
+        ("GET", "/nothing", None, 404, "there is no page 'nothing': begin at /"),
+        ("POST", "/api/jobs/1/cancel", None, 409, "job 1 is succeeded: nothing was changed"),
+        ("POST", "/api/jobs/1/replay", None, 409, "only dead, cancelled and expired"),
+        ("POST", "/api/jobs/77/hold", None, 404, "there is no job 77"),
+        ("POST", "/api/jobs/1/reprioritise", {"priority": 11}, 400, "priority 11 must be"),
+        ("POST", "/api/jobs/1/reprioritise", {"priority": "0"}, 400, "priority '0' must be"),
+        ("POST", "/api/jobs/1/reprioritise", None, 400, "needs a priority from 0"),
+        ("POST", "/api/jobs/1/explode", None, 404, "there is no action 'explode' of a job"),
+        ("POST", "/api/jobs/1/cancel", {"why": "x"}, 400, "field 'why' is unknown"),
+        ("POST", "/api/jobs/1/cancel", b"[1]", 400, "the body must be a JSON object"),
+        ("POST", "/api/jobs/1/cancel", b"{" * 16000, 400, "the body is no JSON"),
+        ("POST", "/api/jobs/1/cancel", b" " * 20000, 413, "over the limit of 16384"),
+        ("POST", "/api/pause", {"kind": 7}, 400, "kind 7 must be text"),
+        ("POST", "/api/pause", {"kind": "x" * 201}, 400, "must be text of 1 to 200"),
+        ("POST", "/api/resume", {"kind": "mail"}, 409, "kind 'mail' is not paused"),
+        ("POST", "/api/replay", {}, 400, "say which"),
+        ("POST", "/api/replay", {"state": "succeeded"}, 400, "can not be replayed"),
+    ],
+)
+def test_an_error_is_one_line_with_the_remedy(
+    ask: Ask,
+    queue: Queue,
+    tokens: dict[str, str],
+    method: str,
+    path: str,
+    body: object,
+    status: int,
+    said: str,
+) -> None:
+    queue.enqueue("mail", 1)
+    lease = queue.claim()
+    assert lease is not None
+    queue.ack(lease)
+    answer = ask(method, path, body, authorization=bearer(tokens["admin"]))
+
+    assert (answer.status_code, list(answer.json())) == (status, ["error"])
+    assert said in answer.json()["error"]
+    assert "\n" not in answer.json()["error"]
+
+
+def test_what_a_browser_would_misread_reaches_it_as_text(ask: Ask, queue: Queue, sql: Sql) -> None:
+    """A number over 2**53, one that is infinite here, a lone surrogate that SQLite let in."""
+    job_id = queue.enqueue("mail", {"order": 12345678901234567890})
+    sql(
+        "UPDATE job SET payload = ? WHERE id = ?",
+        r'{"a":1e999,"b":"\ud800"}',
+        queue.enqueue("k", 1),
+    )
+    as_text = ask("GET", f"/api/jobs/{job_id}?text=1").json()["payload"]
+    foreign = ask("GET", f"/api/jobs/{job_id + 1}")
+
+    assert as_text == {"text": '{\n  "order": 12345678901234567890\n}', "chars": 35}
+    assert foreign.status_code == 200
+    assert foreign.json()["payload"]["a"] == "inf"
+
+
+# What is on record.
+
+
+def test_an_action_is_on_record_before_it_happens(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Covers S2.19: no moment at which something was done and nobody knows by whom."""
+    job_id = queue.enqueue("mail", 1)
+    seen = []
+
+    def look(point: str) -> None:
+        if point == "cancel.begin":
+            seen.extend(web_audit.entries(queue))
+
+    monkeypatch.setattr(sync, "hook", look)
+    act(queue, ADMIN, Order(action="cancel", job_id=job_id))
+    (entry,) = web_audit.entries(queue, job_id=job_id)
+
+    assert [(one.action, one.job_id, one.outcome) for one in seen] == [("cancel", job_id, "begun")]
+    assert (entry.who, entry.role, entry.outcome, entry.said) == ("ada", "admin", "done", None)
+    assert entry.ended_ms is not None
+
+
+def test_what_was_refused_is_on_record_with_the_reason(queue: Queue) -> None:
+    with pytest.raises(NothingChanged):
+        act(queue, ADMIN, Order(action="unhold", job_id=queue.enqueue("mail", 1)))
+    with pytest.raises(Denied):
+        act(queue, Person(name="eve", role="viewer"), Order(action="pause", kind="mail"))
+    denied, refused = web_audit.entries(queue)
+
+    assert (refused.outcome, refused.said) == (
+        "refused",
+        "job 1 is available: nothing was changed",
+    )
+    assert (denied.who, denied.kind, denied.outcome) == ("eve", "mail", "denied")
+    assert pausing.closed(queue) == []
+
+
+def test_the_log_is_bounded_and_keeps_the_latest(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web_audit, "ENTRIES_MAX", 3)
+    for kind in "abcde":
+        act(queue, ADMIN, Order(action="pause", kind=kind))
+
+    assert [entry.kind for entry in web_audit.entries(queue)] == ["e", "d", "c"]
+    first = web_audit.entries(queue, limit=1)
+    assert [e.kind for e in web_audit.entries(queue, before=first[0].id)] == ["d", "c"]
+
+
+def test_a_table_of_the_application_with_that_name_is_left_alone(queue: Queue, sql: Sql) -> None:
+    sql("CREATE TABLE killproof_audit (x)")
+    queue.enqueue("mail", 1)
+
+    with pytest.raises(FileRefused, match="not this killproof's: rename it"):
+        act(queue, ADMIN, Order(action="cancel", job_id=1))
+    assert queue.counts()["available"] == 1
+
+
+# Pauses.
+
+
+def test_nothing_of_a_paused_kind_starts_until_it_is_resumed(
+    queue: Queue, clock: ManualClock
+) -> None:
+    """Covers S0.81: what is paused stays so over restarts, ends by itself or by word."""
+    queue.enqueue("mail", 1)
+    pausing.pause(queue, "mail")
+    paused = queue.claim()
+    why = explain(queue, 1).keeping
+    clock.advance(10_000_000)
+    later = queue.claim()
+    pausing.pause(queue, "mail", 60)
+    clock.advance(60)
+
+    assert (paused, later) == (None, None)
+    assert "throttled" in [reason.rule for reason in why]
+    assert queue.claim() is not None
+    assert not pausing.resume(queue, "mail")
+
+
+# Lists.
+
+
+def some_jobs(queue: Queue, clock: ManualClock) -> None:
+    """Jobs in every state, several of each, two kinds, ends and due times that coincide."""
+    for number in range(7):
+        for kind in ("mail", "scrape"):
+            job_id = queue.enqueue(kind, {"n": number}, priority=number % 3, key=f"{kind}{number}")
+            if number % 2:
+                lease = queue.claim([kind])
+                assert lease is not None
+                ack = number != 3
+                queue.ack(lease, {"r": number}) if ack else queue.nack(lease, "x", delay=50)
+            queue.enqueue(kind, {"later": number}, delay=100 - number // 2)
+            queue.cancel(queue.enqueue(kind, job_id))
+        clock.advance(1 if number % 3 else 0)
+
+
+@pytest.mark.parametrize("state", [None, *model.STATES])
+@pytest.mark.parametrize("kind", [None, "mail"])
+def test_pages_hold_every_job_once(
+    queue: Queue, clock: ManualClock, sql: Sql, state: str | None, kind: str | None
+) -> None:
+    some_jobs(queue, clock)
+    found: list[int] = []
+    before = None
+    while True:
+        page = web_listing.page(queue, state=state, kind=kind, limit=2, before=before)
+        found += [job.id for job in page.jobs]
+        before = page.next
+        if before is None:
+            break
+    expected = sql(
+        "SELECT id FROM job WHERE state = coalesce(?, state) AND kind = coalesce(?, kind)",
+        state,
+        kind,
+    )
+
+    assert sorted(found) == sorted(job_id for (job_id,) in expected)
+
+
+def test_a_search_looks_at_a_bounded_number_of_jobs_and_goes_on_from_there(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web_listing, "LOOKED_AT_MAX", 100)
+    monkeypatch.setattr(web_listing, "STEP_ROWS_SEARCHING", 50)
+    queue.enqueue("mail", {"to": "Needle@Example.org"})
+    queue.enqueue_many([("mail", {"n": number}) for number in range(150)])
+    first = web_listing.page(queue, search="needle@example", limit=25)
+    second = web_listing.page(queue, search="needle@example", limit=25, before=first.next)
+
+    assert ([job.id for job in first.jobs], first.looked_at) == ([], 100)
+    assert ([job.id for job in second.jobs], second.next) == ([1], None)
+
+
+def test_no_list_reads_the_table_from_end_to_end_or_sorts_it(sql: Sql, queue: Queue) -> None:
+    names = ("state", "kind", "text", "first", "second", "third", "fourth", "rows")
+    statements = [order.statement for order in web_listing.ORDERS.values()]
+    statements.append(web_listing.AVAILABLE_OF_KIND)
+    with closing(sqlite3.connect(queue.path)) as connection:
+        for statement in statements:
+            plan = connection.execute(f"EXPLAIN QUERY PLAN {statement}", dict.fromkeys(names))
+            steps = [row[3] for row in plan]
+            leased = statement == web_listing.LEASED  # As many rows as jobs are running.
+            assert leased or not [s for s in steps if re.match("SCAN|USE TEMP", s)], steps
+
+
+# Counting.
+
+
+def test_what_was_put_in_is_told_by_the_ids(queue: Queue, clock: ManualClock, sql: Sql) -> None:
+    """Also with holes: rows that were pruned, and the billion ids that a restore skips."""
+    moments = []
+    for number in range(40):
+        queue.enqueue("mail", 1)
+        moments.append(clock.now_ms())
+        clock.advance(number % 5)
+        if number == 20:
+            sql("UPDATE sqlite_sequence SET seq = seq + 1000000000 WHERE name = 'job'")
+    sql("DELETE FROM job WHERE id BETWEEN 5 AND 9")
+    now_ms = clock.now_ms() + 1
+    late = [moment for moment in moments if moment >= moments[25]]
+
+    assert counted(queue, moments[25], now_ms)["enqueued"] == len(late)
+    assert counted(queue, now_ms, now_ms + 1)["enqueued"] == 0
+
+
+def test_an_empty_queue_has_a_view_too(ask: Ask) -> None:
+    view = ask("GET", "/api/status").json()
+
+    assert sum(view["counts"].values()) == view["oldest_waiting_ms"] == 0
+    assert (view["kinds"], view["failures"], len(view["minutes"])) == ([], [], 30)
+    assert view["last_minute"] == {"enqueued": 0, "succeeded": 0, "dead": 0}
+
+
+# The file comes and goes.
+
+
+def test_a_read_is_cut_off_at_its_deadline(queue: Queue) -> None:
+    reader = Reader(queue.path)
+    endless = (
+        "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n"
+    )
+    with pytest.raises(ReadTooLong, match="cut off after 0 s"), reader.reading(0) as look:
+        look.database.peek(endless)
+    counts = reader.live()["counts"]
+    reader.close()
+
+    assert counts == queue.counts()
+
+
+def test_a_file_that_is_gone_is_told_and_taken_up_again_when_it_is_back(place: Path) -> None:
+    """F45: nothing here makes an empty queue where there was one."""
+    path = place / "other.db"
+    with Queue(path, durability="process") as made:
+        made.enqueue("mail", 1)
+    reader = Reader(str(path))
+    version = reader.version()
+    away = path.rename(place / "away.db")
+    with pytest.raises(FileRefused, match=r"is gone .*: bring it back"):
+        reader.live()
+    is_made = path.exists()
+    away.rename(path)
+    counts = reader.live()["counts"]
+    (place / "other.db.failed").touch()
+    with pytest.raises(StorageFailed, match="killproof doctor --repair"):
+        reader.version()
+    (place / "other.db.failed").unlink()
+    again = reader.version()
+    reader.close()
+
+    assert not is_made
+    assert isinstance(counts, dict)
+    assert counts["available"] == 1
+    assert again != version
+
+
+# One look for all.
+
+
+def watched(queue: Queue, watchers: int, change: Callable[[], object]) -> tuple[list[Any], Feed]:
+    """Let so many watch until each has seen two events, with a change in between."""
+
+    async def watch() -> tuple[list[Any], Feed]:
+        thread = ThreadPoolExecutor(max_workers=1)
+        reader = Reader(queue.path)
+        feed = Feed(reader, thread)
+        running = asyncio.create_task(feed.run())
+        seen: list[list[Any]] = [[] for _ in range(watchers)]
+
+        async def one(events: list[Any]) -> None:
+            async for event in feed.events(lambda: True):
+                if event.startswith(b"id: "):
+                    events.append(json.loads(event.split(b"data: ")[1]))
+                if len(events) == 1 and all(seen):
+                    await feed.call(lambda: None)
+                    if events is seen[-1]:
+                        change()
+                if len(events) == 2:
+                    return
+
+        await asyncio.gather(*(one(events) for events in seen))
+        feed.close()
+        await running
+        reader.close()
+        thread.shutdown()
+        return seen, feed
+
+    return asyncio.run(asyncio.wait_for(watch(), 30))
+
+
+def test_fifty_watchers_cost_one_read_of_each_change(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Covers S1.53: all see the queue in real time, from one look at it."""
+    monkeypatch.setattr(web_feed, "LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(web_feed, "REST_FACTOR", 0.0)
+    queue.enqueue("mail", 1)
+    seen, feed = watched(queue, 50, lambda: queue.enqueue("mail", 2))
+
+    assert {(a["counts"]["available"], b["counts"]["available"]) for a, b in seen} == {(1, 2)}
+    assert feed.reads == 2
+    assert feed.watchers == 0
+
+
+def test_watchers_are_told_in_words_when_the_queue_can_not_be_read(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web_feed, "LOOK_SECONDS", 0.001)
+    seen, _ = watched(queue, 1, lambda: Path(f"{queue.path}.failed").touch())
+
+    assert seen[0][0]["trouble"] is None
+    assert "killproof doctor --repair" in seen[0][1]["trouble"]
