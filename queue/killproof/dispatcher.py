@@ -44,11 +44,11 @@ import os
 import signal
 import sys
 import threading
-import traceback
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
+from traceback import format_stack
 from types import FrameType
 from typing import Final, Literal, TypeVar
 
@@ -92,7 +92,7 @@ CALLS: Final = 4
 POLL_SECONDS_SOME: Final = 0.05
 #: Names the threads that `asyncio.to_thread` uses under `serve`.
 THREADS_OF_HANDLERS: Final = "killproof-handlers"
-#: Between two rounds of the chores of a dispatcher that is never idle.
+#: Between two rounds of the chores, whether there is work or not.
 CHORES_SECONDS: Final = 1.0
 #: A loop that has not answered for so long is blocked, and the handler that blocks it is named.
 BLOCKED_SECONDS: Final = 1.0
@@ -110,6 +110,7 @@ class Run:
         self.task: asyncio.Task[None] | None = None  # In which the handler runs.
         self.timer: asyncio.TimerHandle | None = None
         self.is_in_thread = False  # A cancellation would not reach it, only hide it.
+        self.thread: int | None = None  # The one it is in.
         self.cause: Cause | None = None  # Why it was interrupted last.
         self.outcome: Outcome | None = None  # Of its handler, once that has ended.
         self.is_settled = False
@@ -188,8 +189,9 @@ class Dispatcher:
         )
         self._settler = Settler(queue, self._clock, self._journal, is_forced=lambda: self._forced)
         self._chores = Chores(queue, self._kinds, self._clock, self._journal)
-        self._chores_at_ns = 0
         self._runs: dict[Tenure, Run] = {}
+        self._gate = threading.Lock()  # Held during a claim.
+        self._fresh: list[Lease] = []  # Of the last claim, known before the loop knows them.
         self._changed = asyncio.Event()  # A slot or a thread is free, or it is time to stop.
         self._waiting: list[tuple[Settlement, asyncio.Future[None]]] = []
         self._has_waiting = asyncio.Event()
@@ -326,9 +328,8 @@ class Dispatcher:
                     on_storage_failed=self._on_storage_failed,
                 ),
             ):
-                side = [asyncio.create_task(self._settle_forever())]
-                if self._heart == "task":
-                    side.append(asyncio.create_task(self._beat_forever()))
+                forever = self._beat_forever if self._heart == "task" else self._do_chores_forever
+                side = [asyncio.create_task(self._settle_forever()), asyncio.create_task(forever())]
                 main = asyncio.create_task(self._dispatch())
                 try:
                     done, _ = await asyncio.wait([main, *side], return_when=asyncio.FIRST_COMPLETED)
@@ -389,17 +390,29 @@ class Dispatcher:
 
     def _take(self, limit: int, kinds: tuple[str, ...], poll: float) -> list[Lease]:
         """Claim, and without success wait and claim again; in the thread of the claims."""
-        found = self._queue.claim_many(limit, kinds)
-        now_ns = self._clock.monotonic_ns()
-        if not found or now_ns >= self._chores_at_ns:
-            self._chores_at_ns = now_ns + round(CHORES_SECONDS * 1e9)
-            self._chores.do()
+        found = self._claim_many(limit, kinds)
         if found or self._stopping:
             return found
         sync.point("worker.idle")
-        if self._queue.wait(kinds, seconds=poll) and not self._stopping:
-            return self._queue.claim_many(limit, kinds)
+        if self._queue.wait(kinds, seconds=poll):
+            return self._claim_many(limit, kinds)
         return []
+
+    def _claim_many(self, limit: int, kinds: tuple[str, ...]) -> list[Lease]:
+        """Claim, unless it is time to stop: who leaves the process must know of every lease."""
+        with self._gate:
+            if self._stopping:
+                return []
+            self._fresh = self._queue.claim_many(limit, kinds)
+            return self._fresh
+
+    async def _do_chores_forever(self) -> None:
+        while True:
+            try:
+                await self._in(self._calls, self._chores.do)
+            except StorageFailed as error:
+                self._on_storage_failed(error)
+            await asyncio.sleep(CHORES_SECONDS)
 
     # --- One job.
 
@@ -464,17 +477,17 @@ class Dispatcher:
         A `SystemExit` that left a task would go through the event loop and end all other jobs.
         """
         try:
-            run.outcome = Outcome(word="ack", result=await self._result(run, context))
+            ended = await self._result(run, context)
         except BaseException as error:  # All of it is the handler's: see the module.
-            if isinstance(error, asyncio.CancelledError) and run.cause is not None:
-                told = outcomes.interruption(run.tenure, run.cause)
-                told.__cause__ = error
-                error = told
-            try:
-                run.outcome = outcomes.judge(run.tenure.lease, error)
-            except StorageFailed as failed:
-                run.outcome = Outcome(word="nothing", error=failed)
-                self._on_storage_failed(failed)
+            ended = Raised(error)
+        try:
+            if isinstance(ended, Raised):
+                run.outcome = outcomes.judge(run.tenure.lease, self._meant(run, ended.error))
+            else:
+                run.outcome = Outcome(word="ack", result=ended)
+        except StorageFailed as failed:
+            run.outcome = Outcome(word="nothing", error=failed)
+            self._on_storage_failed(failed)
         finally:
             run.tenure.ended = True
 
@@ -494,22 +507,24 @@ class Dispatcher:
             result = call(function, context)
         else:
             run.is_in_thread = True
-            ended = await self._in(self._plain, partial(self._called, function, context))
+            ended = await self._in(self._plain, partial(self._called, run, context))
             run.is_in_thread = False
+            run.thread = None
             if isinstance(ended, Raised):
-                raise ended.error
+                return ended
             result = ended
             if inspect.isawaitable(result) and run.tenure.told:
                 self._look(run, again=True)
         return await result if inspect.isawaitable(result) else result
 
-    def _called(self, function: Callable[[Context], object], context: Context) -> object:
+    def _called(self, run: Run, context: Context) -> object:
         """Call a plain handler in its thread; whatever it raises is a value here.
 
         A `StopIteration` can not pass through a future, and a `SystemExit` would end the thread.
         """
+        run.thread = threading.get_ident()
         try:
-            return call(function, context)
+            return call(run.handler.original, context)
         except BaseException as error:
             return Raised(error)
         finally:
@@ -597,7 +612,7 @@ class Dispatcher:
             self._call_on_loop(self._answer)
         elif now_ns - self._asked_ns >= BLOCKED_SECONDS * 1e9 and not self._blocked_told:
             self._blocked_told = True
-            where = "".join(traceback.format_stack(_frame_of_main()))
+            where = "".join(format_stack(_main_frame()))
             run = self._run_on_loop()
             text = "blocks the event loop: await what it waits for, or make it a plain handler"
             if run is not None:
@@ -634,17 +649,20 @@ class Dispatcher:
         Runs in the heartbeat's thread: the loop may be what hangs.
         """
         guilty = self._run_on_loop() if self._is_blocked() else None
-        where = "".join(traceback.format_stack(_frame_of_main()))
         if all(tenure.ended for tenure in overdue):
             return  # They ended at the last moment.
-        settlements = [
-            Settlement(tenure=run.tenure, outcome=outcome)
-            for run in list(self._runs.values())
-            if (outcome := self._last_outcome(run, overdue.get(run.tenure), guilty, where))
-        ]
-        for tenure, cause in overdue.items():
-            text = f"handler hangs ({cause}), leaving it; the event loop was at:\n{where}"
-            self._journal.job(logging.CRITICAL, tenure.lease, text)
+        self._stopping = True  # What is given back must not be claimed here once more.
+        has_gate = self._gate.acquire(timeout=LEAVE_SECONDS)
+        settlements = []
+        for run in list(self._runs.values()):
+            cause = overdue.get(run.tenure)
+            where = _stack_of(run) if guilty is None else "".join(format_stack(_main_frame()))
+            if cause is not None or run is guilty:
+                text = f"handler hangs ({cause or 'blocks'}), leaving it; it was at:\n{where}"
+                self._journal.job(logging.CRITICAL, run.tenure.lease, text)
+            if (outcome := _last_outcome(run, cause, guilty, where)) is not None:
+                settlements.append(Settlement(tenure=run.tenure, outcome=outcome))
+        settlements += self._not_started()
         try:
             # Not recorded: the kernel lock and the lease tell the others, as after a kill.
             left = self._settler.write(settlements)
@@ -655,26 +673,17 @@ class Dispatcher:
                 self._journal.say(logging.ERROR, "%d outcomes not recorded", len(left))
         is_hung = "timeout" in overdue.values() or not self._signum
         self._leave(EXIT_HANDLER_HUNG if is_hung else 128 + self._signum)
+        if has_gate:
+            self._gate.release()
 
-    def _last_outcome(
-        self, run: Run, cause: Cause | None, guilty: Run | None, where: str
-    ) -> Outcome | None:
-        """Return what to record of a job whose process is about to leave; None: it is recorded."""
-        if run.is_settled or run.tenure.completed:
-            return None
-        if run.outcome is not None:
-            return run.outcome  # It has ended, and its outcome was on its way.
-        if guilty is not None and guilty is not run:
-            return Outcome(word="release")  # It could not even be told.
-        if run is guilty and cause is None:
-            error = HandlerTimeout("blocked the event loop past the time limit of another job")
-        elif cause == "timeout":
-            limit = run.handler.timeout
-            error = HandlerTimeout(f"ran longer than the time limit of its kind, {limit:g} s")
-        else:
-            return Outcome(word="release")
-        error.add_note(f"It did not stop when told to; the event loop was at:\n{where}")
-        return Outcome(word="nack", error=error)
+    def _not_started(self) -> list[Settlement]:
+        """Return how to give back the jobs that were claimed and that the loop has not seen yet."""
+        known = {(run.tenure.lease.job.id, run.tenure.lease.fence) for run in self._runs.values()}
+        return [
+            Settlement(tenure=Tenure(lease, now_ns=0), outcome=Outcome(word="release"))
+            for lease in self._fresh
+            if (lease.job.id, lease.fence) not in known
+        ]
 
     def _on_storage_failed(self, error: StorageFailed) -> None:
         """Leave at once, and do not close SQLite: a last close would copy unverified frames."""
@@ -702,7 +711,8 @@ class Dispatcher:
             yield
         finally:
             for pool in pools:
-                pool.shutdown(wait=False)
+                # A chore may be under way.  A plain handler is not: its job would not have ended.
+                pool.shutdown(wait=pool is self._calls)
 
     def _in(self, pool: Executor, function: Callable[[], Answer]) -> Awaitable[Answer]:
         assert self._loop is not None
@@ -746,6 +756,39 @@ class Raised:
         self.error = error
 
 
+def _last_outcome(run: Run, cause: Cause | None, guilty: Run | None, where: str) -> Outcome | None:
+    """Return what to record of a job whose process is about to leave; None: it is recorded."""
+    if run.is_settled or run.tenure.completed:
+        return None
+    if run.outcome is not None:
+        return run.outcome  # It has ended, and its outcome was on its way.
+    if guilty is not None and guilty is not run:
+        return Outcome(word="release")  # It could not even be told.
+    if run is guilty and cause is None:
+        error = HandlerTimeout("blocked the event loop past the time limit of another job")
+    elif cause == "timeout":
+        limit = run.handler.timeout
+        error = HandlerTimeout(f"ran longer than the time limit of its kind, {limit:g} s")
+    else:
+        return Outcome(word="release")
+    error.add_note(f"It did not stop when told to; it was at:\n{where}")
+    return Outcome(word="nack", error=error)
+
+
+def _stack_of(run: Run) -> str:
+    """Return where a handler is, through all that it awaits; of a thread, where that is."""
+    if run.thread is not None:
+        frame = sys._current_frames().get(run.thread)
+        return "".join(format_stack(frame)) if frame is not None else ""
+    lines: list[str] = []
+    awaited = run.task.get_coro() if run.task is not None else None
+    while isinstance(awaited, Coroutine):
+        if (frame := getattr(awaited, "cr_frame", None)) is not None:
+            lines += format_stack(frame, 1)
+        awaited = getattr(awaited, "cr_await", None)
+    return "".join(lines)
+
+
 async def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
     """Cancel tasks and wait for their end."""
     cancelled = [task for task in tasks if not task.done()]
@@ -760,6 +803,6 @@ def _leave_signals() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
 
-def _frame_of_main() -> FrameType | None:
+def _main_frame() -> FrameType | None:
     ident = threading.main_thread().ident
     return sys._current_frames().get(ident) if ident is not None else None
