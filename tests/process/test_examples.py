@@ -11,6 +11,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import threading
 from contextlib import closing
 from pathlib import Path
 from types import ModuleType
@@ -182,6 +183,19 @@ def test_a_producer_in_bash_escapes_nothing_by_hand(place: Path) -> None:
 
     assert [job.payload for job in jobs] == [{"subject": subject}] * len(jobs)
     assert len(jobs) == 1 + (shutil.which("sqlite3") is not None)
+
+
+def test_the_import_of_an_example_starts_nothing_and_makes_nothing(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F4: the second article's file enqueues its jobs again whenever somebody imports it."""
+    monkeypatch.chdir(place)
+    threads = threading.active_count()
+    for path in EXAMPLES.glob("*.py"):
+        example(path.stem)
+
+    assert list(place.iterdir()) == []
+    assert threading.active_count() == threads
 
 
 def test_every_example_is_run_by_a_test() -> None:

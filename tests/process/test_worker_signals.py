@@ -216,7 +216,7 @@ def outcomes(job: Job) -> list[str]:
 
 
 def test_a_job_whose_worker_is_killed_in_the_handler_is_finished_by_another(here: Place) -> None:
-    """Covers F25."""
+    """Covers F25, S0.1, S0.2."""
     job_id = here.queue.enqueue("wait", None, lease=3_600)
     first, second = here.worker(), here.worker()
     (start,) = here.until_said("start")
@@ -415,6 +415,7 @@ def test_sigterm_to_a_child_of_a_handler_ends_the_child_and_not_the_worker(here:
 
 
 def test_a_worker_started_before_its_file_makes_it_and_works(here: Place) -> None:
+    """Covers S0.83."""
     command = [sys.executable, "-m", "killproof", "work", "jobs_here", "--db", "later.db"]
     worker = here.start(command)
     here.until((here.folder / "later.db").exists, "the worker makes the file")

@@ -542,7 +542,7 @@ def test_the_tasks_of_an_order_run_in_order_and_the_last_one_ends_it(
 def test_the_third_article_s_queries_run_unchanged(
     queue: Queue, rows: Rows, connection: sqlite3.Connection, clock: ManualClock
 ) -> None:
-    """Covers S2.11, S2.36. The failed, with their retries; the next; those that take too long."""
+    """Covers S2.11, S2.30, S2.36: the failed with their retries, the next, those that hang."""
     order(connection, "o-1", "reserve", "charge")
     order(connection, "o-2", "reserve")
     fail(queue, 1, ConnectionError("down"), times=2)

@@ -44,7 +44,7 @@ def folder(place: Path) -> Path:
 
 
 def test_a_backup_holds_what_only_the_log_held(queue: Queue, folder: Path) -> None:
-    """Covers S0.75, S1.42: `cp` of a live file holds none of these rows, and looks well."""
+    """Covers S0.75, S1.42, F45: `cp` of a live file holds none of these rows, and looks well."""
     ids = queue.enqueue_many([("k", number) for number in range(100)])
     assert os.stat(f"{queue.path}-wal").st_size > 0
     done = back_up(queue, folder)
@@ -104,6 +104,7 @@ def test_a_backup_is_one_file_in_no_journal_and_as_private_as_the_original(
 
 
 def test_backups_of_one_millisecond_have_names_of_their_own(queue: Queue, folder: Path) -> None:
+    """Covers F45."""
     paths = [Path(back_up(queue, folder).path).name for _ in range(3)]
 
     assert paths == [
@@ -263,6 +264,7 @@ def saved(queue: Queue, folder: Path) -> str:
 def test_a_restored_file_is_a_queue_with_the_jobs_of_the_backup(
     saved: str, place: Path, clock: ManualClock
 ) -> None:
+    """Covers S2.16."""
     done = restore(saved, place / "new.db", clock=clock)
 
     assert done == Restored(

@@ -115,6 +115,7 @@ def test_a_replay_refuses_wrong_arguments(
 
 
 def test_a_new_priority_decides_the_next_claim(queue: Queue) -> None:
+    """Covers S1.28."""
     queue.enqueue("k", None)
     second = queue.enqueue("k", None)
 

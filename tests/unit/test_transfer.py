@@ -141,7 +141,10 @@ def test_what_was_running_is_available_and_that_was_no_attempt(queue: Queue, oth
 
 
 def test_an_export_reads_page_by_page(full: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Goal: bounded memory.  Method: a page of two jobs, and one that is over the size at once."""
+    """Goal: bounded memory.  Method: a page of two jobs, and one that is over the size at once.
+
+    Covers F60.
+    """
     whole = exported(full)
     monkeypatch.setattr(transfer, "BATCH_JOBS", 2)
     assert exported(full) == whole
