@@ -16,7 +16,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
-from killproof_evidence.target import AuditMapping
+from killproof_evidence.target import AuditMapping, RunMapping
 
 TABLE: Final = "killproof_audit"
 
@@ -27,8 +27,8 @@ _FIELDS: Final = ("fence", "attempts", "forgiven", "priority", "due_ms", "key", 
 _NOW_MS: Final = "CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)"
 
 
-def audit_sql(mapping: AuditMapping) -> str:
-    """Return the script that makes the audit table and its three triggers."""
+def audit_sql(mapping: AuditMapping, runs: RunMapping | None = None) -> str:
+    """Return the script that makes the audit table and its triggers."""
     new = {name: expression(getattr(mapping, name)) for name in ("id", "state", *_FIELDS)}
     old = {name: text.replace("NEW.", "OLD.") for name, text in new.items()}
     # A queue that forgets the token when it ends a job still has it in the old row.
@@ -38,7 +38,7 @@ def audit_sql(mapping: AuditMapping) -> str:
     body = expression(mapping.payload)
     harness_id = f"CASE WHEN json_valid({body}) THEN json_extract({body}, '$.id') END"
     columns = ", ".join(
-        ("seq INTEGER PRIMARY KEY", "t_ms", "job", "old", "new", *_FIELDS, "harness_id")
+        ("seq INTEGER PRIMARY KEY", "t_ms", "job", "old", "new", *_FIELDS, "harness_id", "run")
     )
     name = quoted(mapping.table)
     return f"""
@@ -52,50 +52,96 @@ END;
 CREATE TRIGGER {TABLE}_delete AFTER DELETE ON {name} BEGIN
     {_insert(old, old["state"], "NULL", "NULL")}
 END;
+{"" if runs is None else _runs_sql(runs)}"""
+
+
+def _runs_sql(runs: RunMapping) -> str:
+    """Return the triggers that write a run's changes between those of its jobs."""
+    new = {name: expression(getattr(runs, name)) for name in ("id", "state", "name")}
+    old = {name: text.replace("NEW.", "OLD.") for name, text in new.items()}
+    table = quoted(runs.table)
+
+    def insert(row: dict[str, str], before: str, after: str) -> str:
+        values = ", ".join((_NOW_MS, before, after, row["name"], row["id"]))
+        columns = "t_ms, old, new, key, run"
+        return f"INSERT INTO {TABLE} ({columns}) VALUES ({values});"  # noqa: S608 - the mapping
+
+    return f"""
+CREATE TRIGGER {TABLE}_run_insert AFTER INSERT ON {table} BEGIN
+    {insert(new, "NULL", new["state"])}
+END;
+CREATE TRIGGER {TABLE}_run_update AFTER UPDATE ON {table}
+WHEN {new["state"]} IS NOT {old["state"]} BEGIN
+    {insert(new, old["state"], new["state"])}
+END;
+CREATE TRIGGER {TABLE}_run_delete AFTER DELETE ON {table} BEGIN
+    {insert(old, old["state"], "NULL")}
+END;
 """
 
 
-def install_audit(database: Path | str, mapping: AuditMapping) -> None:
-    """Put the triggers on the target's table; call it before any worker starts.
+def install_audit(
+    database: Path | str, mapping: AuditMapping, runs: RunMapping | None = None
+) -> None:
+    """Put the triggers on the target's tables; call it before any worker starts.
 
     Raises:
         sqlite3.Error: the table or a column of the mapping does not exist; nothing was changed.
     """
-    name = quoted(mapping.table)
     with closing(sqlite3.connect(database, isolation_level=None)) as connection:
-        connection.executescript(f"BEGIN IMMEDIATE; {audit_sql(mapping)}")
-        columns = connection.execute(f"PRAGMA table_info({name})").fetchall()
-        first = quoted(columns[0][1])
-        # A wrong column in a trigger is only refused when it fires: make SQLite compile it now.
-        # Closing without the commit takes everything back.
-        for statement in (
-            f"INSERT INTO {name} DEFAULT VALUES",
-            f"UPDATE {name} SET {first} = {first}",  # noqa: S608 - from the mapping
-            f"DELETE FROM {name}",  # noqa: S608 - from the mapping
-        ):
-            connection.execute(f"EXPLAIN {statement}").fetchall()
+        connection.executescript(f"BEGIN IMMEDIATE; {audit_sql(mapping, runs)}")
+        for table in (mapping.table, *([] if runs is None else [runs.table])):
+            _compile(connection, quoted(table))
         connection.execute("COMMIT")
 
 
-def dump_audit(database: Path | str, mapping: AuditMapping, path: Path | str) -> int:
+def _compile(connection: sqlite3.Connection, name: str) -> None:
+    """Make SQLite compile the triggers now: a wrong column is refused when one fires.
+
+    Closing without the commit takes everything back.
+    """
+    columns = connection.execute(f"PRAGMA table_info({name})").fetchall()
+    if not columns:
+        raise sqlite3.OperationalError(f"no such table: {name}")
+    first = quoted(columns[0][1])
+    for statement in (
+        f"INSERT INTO {name} DEFAULT VALUES",
+        f"UPDATE {name} SET {first} = {first}",  # noqa: S608 - from the mapping
+        f"DELETE FROM {name}",  # noqa: S608 - from the mapping
+    ):
+        connection.execute(f"EXPLAIN {statement}").fetchall()
+
+
+def dump_audit(
+    database: Path | str,
+    mapping: AuditMapping,
+    path: Path | str,
+    runs: RunMapping | None = None,
+) -> int:
     """Write the audit as JSON lines in the contract's words; return the number of records.
 
     Call it when the last process of the target has ended.
     """
     count = 0
     with closing(sqlite3.connect(database)) as connection, open(path, "w") as file:
-        for record in audit_records(connection, mapping):
+        for record in audit_records(connection, mapping, runs):
             file.write(json.dumps(record, separators=(",", ":")) + "\n")
             count += 1
     return count
 
 
 def audit_records(
-    connection: sqlite3.Connection, mapping: AuditMapping
+    connection: sqlite3.Connection, mapping: AuditMapping, runs: RunMapping | None = None
 ) -> Iterator[dict[str, Any]]:
     """Yield the audit in the contract's words, in commit order, as this connection sees it."""
     query = f"SELECT * FROM {TABLE} ORDER BY seq"  # noqa: S608 - a constant, no input
-    for seq, t_ms, job, old, new, *rest in connection.execute(query):
+    run_words = {} if runs is None else runs.states
+    for seq, t_ms, job, old, new, *rest, run in connection.execute(query):
+        if run is not None:
+            old, new = run_words.get(old, old), run_words.get(new, new)
+            name = rest[_FIELDS.index("key")]
+            yield {"seq": seq, "t_ms": t_ms, "run": run, "old": old, "new": new, "key": name}
+            continue
         record = {"seq": seq, "t_ms": t_ms, "job": job, "old": old, "new": new}
         for name in ("old", "new"):
             record[name] = mapping.states.get(record[name], record[name])

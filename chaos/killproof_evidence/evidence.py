@@ -17,7 +17,7 @@ import sqlite3
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -109,6 +109,10 @@ class Execution:
     line_end: int = 0
     t_end: int | None = None  #: of the last record of this execution
     outcome: str | None = None  #: the word of the script; None: it did not get so far
+    result: str | None = None  #: a digest of what it returned; only of steps of a workflow
+    saw: dict[str, str] | None = None  #: by need, a digest of what that step had returned
+    steps: "list[Memoised] | None" = None  #: the remembered steps that ran in it
+    read: dict[str, str] | None = None  #: by remembered step, a digest of what the handler got
 
     @property
     def at(self) -> Line:
@@ -119,6 +123,16 @@ class Execution:
     def ended(self) -> bool:
         """Say whether the handler came to an end of its own."""
         return self.line_end > 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memoised:
+    """One run of a step whose result is to be remembered by the attempts that follow."""
+
+    name: str
+    line: int
+    t: int  #: when it ended, CLOCK_MONOTONIC ns
+    result: str  #: a digest of what it returned
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -301,6 +315,32 @@ class Recovery:
         return "recovery.jsonl", self.line
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunChange:
+    """One committed change of a workflow's run, in commit order with those of its jobs."""
+
+    line: int  #: of audit.jsonl
+    run: str  #: the queue's id
+    name: str | None  #: the harness's
+    old: str | None
+    new: str | None
+
+    @property
+    def at(self) -> Line:
+        """Where it is written."""
+        return AUDIT, self.line
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Run:
+    """A run of a workflow as its producer asked for it."""
+
+    name: str
+    start: Operation
+    steps: list[Story] = field(default_factory=list)
+    count: int = 0  #: of its steps, as asked for
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Backup:
     """One backup, as a process of its own found it after the run."""
@@ -331,6 +371,8 @@ class Evidence:
         self.malformed: list[Malformed] = []
         self.unexplained: list[Malformed] = []
         self.changes: list[Change] = []
+        self.run_changes: list[RunChange] = []
+        self.runs: dict[str, Run] = {}
         self.stories: list[Story] = []
         self._by_id: dict[str, Story] = {}
         self._by_name: dict[str, Story] = {}
@@ -505,6 +547,17 @@ class Evidence:
             if get("seq") != expected:
                 self._bad(AUDIT, line, f"change {get('seq')} where {expected} was due")
             expected = (get("seq") or expected) + 1
+            if "run" in record:
+                self.run_changes.append(
+                    RunChange(
+                        line=line,
+                        run=str(record["run"]),
+                        name=get("key"),
+                        old=get("old"),
+                        new=get("new"),
+                    )
+                )
+                continue
             name = get("harness_id")
             story = self._story(str(record["job"]), None if name is None else str(name))
             old, new, key, kind = get("old"), get("new"), get("key"), get("kind")
@@ -568,6 +621,8 @@ class Evidence:
                 name = value.get("id") if isinstance(value, dict) else None
                 story = self._story(op.job, None if name is None else str(name))
                 story.enqueues.append(op)
+            elif op.f == "start":
+                self._index_start(op)
             elif op.job is None:
                 continue
             else:
@@ -582,6 +637,22 @@ class Evidence:
             for operations in (story.enqueues, story.claims, story.outcomes, story.controls):
                 if len(operations) > 1:
                     operations.sort(key=_by_time)
+
+    def _index_start(self, op: Operation) -> None:
+        """Read the start of a run as the enqueue of each of its steps."""
+        name = str(op.value["run"])
+        run = self.runs.setdefault(name, Run(name=name, start=op))
+        run.count = len(op.value["steps"])
+        told = op.value_end if isinstance(op.value_end, dict) else {}
+        ids = told.get("jobs") or {}
+        for step in op.value["steps"]:
+            number = ids.get(step["id"])
+            job = None if number is None else str(number)
+            enqueue = replace(op, f="enqueue", job=job, value=step | {"run": name}, value_end=None)
+            story = self._story(job, str(step["id"]))
+            story.enqueues.append(enqueue)
+            if story not in run.steps:
+                run.steps.append(story)
 
     def _read_effects(self) -> None:
         for path in self.store.effect_files():
@@ -788,6 +859,7 @@ class _EffectFile:
                 attempt=get("attempt"),
                 fence=get("fence"),
                 t=t,
+                saw=get("saw"),
             )
             self._open[key] = execution
             self._place(name, queue_id, execution)
@@ -796,6 +868,11 @@ class _EffectFile:
         if opened is None:
             return self._bad(line, f"{what} without a start")
         opened.t_end = t
+        if what == "step":
+            opened.steps = opened.steps or []
+            name, digest = str(record["name"]), str(record["result"])
+            opened.steps.append(Memoised(name=name, line=line, t=t, result=digest))
+            return None
         if what == "effect":
             opened.effects += 1
             opened.line_effect = line
@@ -803,6 +880,7 @@ class _EffectFile:
         else:
             opened.line_end = line
             opened.outcome = get("outcome")
+            opened.result, opened.read = get("result"), get("read")
             del self._open[key]
         if opened.outcome in SELF_ENDED:
             self._evidence.self_ended[self._pid] = (self._name, line)

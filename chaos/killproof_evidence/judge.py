@@ -178,14 +178,14 @@ PROPERTIES: Final = (
     Property(
         number="P22",
         sentence="Limits hold over all processes, and are used",
-        engines=("proc",),
+        engines=("proc", "sim"),
         sources=("audit", "history"),
     ),
     Property(
         number="P23",
         sentence="A step starts only after what it needs",
-        engines=("sim",),
-        sources=(),
+        engines=("proc",),
+        sources=("audit", "history", "effects"),
     ),
     Property(
         number="P24",

@@ -107,6 +107,17 @@ class AuditMapping:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunMapping:
+    """How the harness finds the runs of workflows in a table of their own; as `AuditMapping`."""
+
+    table: str
+    id: str
+    state: str  #: running, succeeded, or a word for what becomes of a run of which a step failed
+    name: str  #: under which the harness started it
+    states: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobRow:
     """One job as the target tells it after all processes have ended."""
 

@@ -167,6 +167,39 @@ class Process:
         self.invokes("claim")
         self.hears("ok")
 
+    def starts_run(
+        self, name: str, graph: dict[str, list[str]], *, commits: bool = True, answer: str = "ok"
+    ) -> dict[str, Job]:
+        """Start a run; the graph has the needs of each step."""
+        jobs = {
+            step: self.run.job(f"{name}.{step}", needs=[f"{name}.{need}" for need in needs])
+            for step, needs in graph.items()
+        }
+        self.invokes("start", value={"run": name, "steps": [job.asked for job in jobs.values()]})
+        if commits:
+            self.run.commits_run(name, "running")
+            for job in jobs.values():
+                job.due_ms = self.run.wall_ms
+                self.run.commits(job, "blocked" if job.asked["needs"] else "available")
+        told = {job.asked["id"]: job.id for job in jobs.values()}
+        self.hears(answer, value={"run": 1, "jobs": told} if answer == "ok" else None)
+        return jobs
+
+    def does_step(self, job: Job, *, result: str = "r", saw: dict[str, str] | None = None) -> None:
+        """Run a step to the end of its handler; the needs have returned `r` unless told."""
+        seen = dict.fromkeys(job.asked["needs"], "r") if saw is None else saw
+        self.claims(job)
+        self.starts(job)
+        self.effect_lines[-1]["saw"] = seen
+        self.makes_effect(job)
+        self.ends(job)
+        self.effect_lines[-1]["result"] = result
+
+    def remembers(self, job: Job, name: str, result: str = "r") -> None:
+        """Run a step of a handler whose result is to be remembered."""
+        self.logs("step", job, None, None)
+        self.effect_lines[-1] |= {"name": name, "result": result}
+
     def backs_up(
         self, *, seq: int | None = None, jobs: dict[int, str] | None = None, **head: Any
     ) -> str:
@@ -245,6 +278,7 @@ class Run:
         self.samples: list[dict[str, Any]] = []
         self.recoveries: list[dict[str, Any]] = []
         self.backups: list[dict[str, Any]] = []
+        self.runs: dict[str, str | None] = {}
         self.database: str | None = "CREATE TABLE job (id INTEGER PRIMARY KEY)"
         self.audited = True
 
@@ -272,6 +306,11 @@ class Run:
             record["harness_id"] = job.name
         self.audit.append(record | differently)
         job.state = new
+
+    def commits_run(self, name: str, new: str | None, *, run: int = 1) -> None:
+        record = {"seq": len(self.audit) + 1, "t_ms": self.wall_ms, "run": run}
+        self.audit.append(record | {"old": self.runs.get(name), "new": new, "key": name})
+        self.runs[name] = new
 
     def reaps(self, job: Job, to: str = "available") -> None:
         job.history.append({"fence": job.fence, "outcome": "crashed"})

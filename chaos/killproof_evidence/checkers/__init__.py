@@ -28,6 +28,7 @@ from killproof_evidence.checkers.order import claim_order, idempotent_enqueue
 from killproof_evidence.checkers.resources import graceful_stop, no_storm
 from killproof_evidence.checkers.retries import backoff, bounded_attempts, never_early
 from killproof_evidence.checkers.states import allowed_edges, cancellation, dead_letters
+from killproof_evidence.checkers.workflows import steps_in_order
 from killproof_evidence.evidence import Evidence
 from killproof_evidence.finding import Finding
 
@@ -56,5 +57,6 @@ CHECKERS: Final[Mapping[str, Checker]] = {
     "P20": no_storm,
     "P21": graceful_stop,
     "P22": limits_kept,
+    "P23": steps_in_order,
     "P24": whole_backups,
 }

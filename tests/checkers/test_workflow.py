@@ -1,0 +1,282 @@
+"""P23: a step starts only after its needs, its result survives, and its run's state follows."""
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.checkers.conftest import Job, Process, Run
+
+DIAMOND: dict[str, list[str]] = {"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"]}
+
+
+@pytest.fixture
+def producer(run: "Run") -> "Process":
+    run.edges |= {"start": ("available", "blocked"), "blocked": ("available", "cancelled")}
+    return run.process("p1")
+
+
+@pytest.fixture
+def worker(run: "Run", producer: "Process") -> "Process":
+    return run.process("w1")
+
+
+@pytest.fixture
+def steps(producer: "Process", worker: "Process") -> "dict[str, Job]":
+    return producer.starts_run("r", DIAMOND)
+
+
+def succeeds(worker: "Process", job: "Job", *unblocked: "Job") -> None:
+    """End a step well; what waits for nothing more is let go in the same transaction."""
+    worker.invokes("ack", job=job, fence=job.fence)
+    worker.run.commits(job, "succeeded")
+    for other in unblocked:
+        worker.run.commits(other, "available")
+    if all(step.state == "succeeded" for step in worker.run.jobs):
+        worker.run.commits_run("r", "succeeded")
+    worker.hears("ok", job=job)
+
+
+def does(worker: "Process", job: "Job", *unblocked: "Job") -> None:
+    worker.does_step(job)
+    succeeds(worker, job, *unblocked)
+
+
+def does_all(worker: "Process", steps: "dict[str, Job]") -> None:
+    a, b, c, d = steps.values()
+    does(worker, a, b, c)
+    does(worker, b)
+    does(worker, c, d)
+    does(worker, d)
+
+
+def test_a_diamond_in_order_is_healthy(
+    run: "Run", worker: "Process", steps: "dict[str, Job]"
+) -> None:
+    does_all(worker, steps)
+
+    finding = run.finding("P23")
+
+    assert finding.verdict == "pass", finding
+    assert finding.figures == {"runs": 1}
+
+
+@pytest.mark.parametrize("state", ["blocked", "leased", "dead"])
+def test_a_step_that_starts_before_a_need_has_succeeded_is_seen(
+    run: "Run", worker: "Process", steps: "dict[str, Job]", state: str
+) -> None:
+    a, b, c, d = steps.values()
+    does(worker, a, b, c)
+    does(worker, b)
+    if state != "blocked":
+        run.process("w2").claims(c)
+    if state == "dead":
+        run.commits(c, "dead")
+    else:
+        run.commits(d, "available")
+    found = {"blocked": "available"}.get(state, state)
+    worker.does_step(d)
+
+    assert f"step r.d (job 4) was claimed while r.c, which it needs, was {found}" in run.story(
+        "P23"
+    )
+
+
+def test_a_step_that_is_given_another_result_is_seen(
+    run: "Run", worker: "Process", steps: "dict[str, Job]"
+) -> None:
+    a, b, c, _ = steps.values()
+    does(worker, a, b, c)
+    worker.does_step(b, saw={"r.a": "another"})
+
+    assert "step r.b (job 2) was given another result of r.a" in run.story("P23")
+
+
+def test_a_step_that_is_given_nothing_is_seen(
+    run: "Run", worker: "Process", steps: "dict[str, Job]"
+) -> None:
+    a, b, c, _ = steps.values()
+    does(worker, a, b, c)
+    worker.does_step(b, saw={})
+
+    assert "was given another result of r.a" in run.story("P23")
+
+
+def test_it_is_the_attempt_that_succeeded_whose_result_survives(
+    run: "Run", worker: "Process", steps: "dict[str, Job]"
+) -> None:
+    a, b, c, d = steps.values()
+    worker.does_step(a, result="of the first attempt")
+    run.kills(worker)
+    run.reaps(a)
+    other = run.process("w2")
+    does(other, a, b, c)
+    does(other, b)
+    does(other, c, d)
+    does(other, d)
+
+    assert run.verdict("P23") == "pass"
+
+
+def test_a_step_that_does_not_tell_what_it_was_given_leaves_it_unknown(
+    run: "Run", worker: "Process", steps: "dict[str, Job]"
+) -> None:
+    does_all(worker, steps)
+    for record in worker.effect_lines:
+        record.pop("saw", None)
+
+    assert run.verdict("P23") == "unknown"
+
+
+def test_a_run_that_does_not_follow_its_last_step_is_seen(
+    run: "Run", worker: "Process", steps: "dict[str, Job]", producer: "Process"
+) -> None:
+    does_all(worker, steps)
+    run.audit.pop()
+    producer.enqueues("other")
+
+    assert "run r was running after a commit at which its steps say succeeded" in run.story("P23")
+
+
+def test_a_run_that_succeeds_before_its_steps_is_seen(
+    run: "Run", worker: "Process", steps: "dict[str, Job]", producer: "Process"
+) -> None:
+    does(worker, steps["a"], steps["b"], steps["c"])
+    run.commits_run("r", "succeeded")
+    producer.enqueues("other")
+
+    assert "run r was succeeded after a commit at which its steps say running" in run.story("P23")
+
+
+@pytest.mark.parametrize(("end", "verdict"), [("failed", "pass"), ("succeeded", "violated")])
+def test_a_run_of_which_a_step_died_has_failed(
+    run: "Run", worker: "Process", steps: "dict[str, Job]", end: str, verdict: str
+) -> None:
+    a, *others = steps.values()
+    worker.does_step(a)
+    run.commits(a, "dead")
+    for other in others:
+        run.commits(other, "cancelled")
+    run.commits_run("r", end)
+    worker.polls()
+
+    assert run.verdict("P23") == verdict
+
+
+def test_a_replay_takes_a_failed_run_up_again(
+    run: "Run", producer: "Process", worker: "Process", steps: "dict[str, Job]"
+) -> None:
+    a, *others = steps.values()
+    worker.does_step(a)
+    run.commits(a, "dead")
+    for other in others:
+        run.commits(other, "cancelled")
+    run.commits_run("r", "failed")
+    run.commits(a, "available")
+    run.commits_run("r", "running")
+    for other in others:
+        run.commits(other, "blocked")
+    does_all(worker, steps)
+
+    assert run.verdict("P23") == "pass"
+
+
+def test_a_run_that_goes_on_at_the_end_leaves_it_unknown(
+    run: "Run", worker: "Process", steps: "dict[str, Job]"
+) -> None:
+    does(worker, steps["a"], steps["b"], steps["c"])
+
+    finding = run.finding("P23")
+
+    assert finding.verdict == "unknown"
+    assert finding.reason == "run r had not ended when the run of the harness did"
+
+
+def test_a_step_that_nobody_let_go_is_seen(
+    run: "Run", worker: "Process", steps: "dict[str, Job]"
+) -> None:
+    does(worker, steps["a"])
+
+    assert "step r.b (job 2) was still blocked at the end" in run.story("P23")
+
+
+def test_a_start_that_left_a_part_of_its_steps_is_seen(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    jobs = producer.starts_run("r", DIAMOND, commits=False, answer="info")
+    run.commits_run("r", "running")
+    run.commits(jobs["a"], "available")
+
+    assert "run r was started with 4 steps, and 1 of them exist" in run.story("P23")
+
+
+def test_a_start_of_unknown_outcome_may_have_left_nothing(
+    run: "Run", producer: "Process", worker: "Process", steps: "dict[str, Job]"
+) -> None:
+    does_all(worker, steps)
+    producer.starts_run("s", DIAMOND, commits=False, answer="info")
+
+    assert run.verdict("P23") == "pass"
+
+
+def test_a_run_that_nobody_started_is_seen(run: "Run", steps: "dict[str, Job]") -> None:
+    run.commits_run("x", "running", run=9)
+
+    assert "run 9 (x) exists, and nobody started it" in run.story("P23")
+
+
+def test_its_steps_are_jobs_that_were_enqueued(run: "Run", steps: "dict[str, Job]") -> None:
+    assert run.verdict("P2") == "pass"
+
+
+def test_without_a_run_or_an_audit_it_is_unknown(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    worker.claims(producer.enqueues("a"))
+
+    assert run.finding("P23").reason == "no run of a workflow was started"
+
+
+# --- Remembered steps.
+
+
+def attempt(worker: "Process", job: "Job", *names: str, read: dict[str, str] | None) -> None:
+    """Run the named steps of a handler; `read` is what it has at its end, None: it was killed."""
+    worker.claims(job)
+    worker.starts(job)
+    for name in names:
+        worker.remembers(job, name)
+    if read is not None:
+        worker.makes_effect(job)
+        worker.ends(job)
+        worker.effect_lines[-1]["read"] = read
+
+
+@pytest.mark.parametrize(("again", "verdict"), [("yz", "pass"), ("z", "pass"), ("xyz", "violated")])
+def test_a_step_whose_result_was_recorded_does_not_run_again(
+    run: "Run", producer: "Process", worker: "Process", steps: "dict[str, Job]",
+    again: str, verdict: str,
+) -> None:  # fmt: skip
+    does_all(worker, steps)
+    other = run.process("w2")
+    job = producer.enqueues("m")
+    attempt(worker, job, "x", "y", read=None)
+    run.kills(worker)
+    run.reaps(job)
+    attempt(other, job, *again, read={"x": "r", "y": "r", "z": "r"})
+    other.acks(job)
+
+    finding = run.finding("P23")
+
+    assert finding.verdict == verdict, finding
+    if verdict == "violated":
+        assert "step x of job 5 ran again" in finding.witnesses[0].story
+
+
+def test_a_recorded_result_that_comes_back_changed_is_seen(
+    run: "Run", producer: "Process", worker: "Process", steps: "dict[str, Job]"
+) -> None:
+    does_all(worker, steps)
+    attempt(worker, producer.enqueues("m"), "x", read={"x": "other"})
+
+    assert "was given a result of step x that no run of it returned" in run.story("P23")
