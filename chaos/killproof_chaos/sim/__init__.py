@@ -19,10 +19,10 @@ time passes. The same choices give the same run, byte for byte, on any machine.
 Where to look:
 
     scenario.py    Scenario (actors, jobs, faults, promises); Actor, what their functions are given
-    scenarios.py   SCENARIOS, the races that come with the harness
+    scenarios/     SCENARIOS, the races that come with the harness, a module for each capability
     schedulers.py  Dfs(bound, prunes=), Pct(depth, seed=, runs=), Walk(seed=, runs=), Replay(token)
     explore.py     run_one, explore, Budget, Exploration
-    stage.py       Stage (set up once, `play` many), Outcome
+    stage.py       Stage (set up once, `play` many), Outcome; image.py puts the file back
     shrink.py      shrink(target, scenario, outcome): the smallest schedule; story.py tells it
     tokens.py      one schedule in one word; replaying.py plays it again, anywhere
     checking.py    check([worker, worker], ...): a few lines for people who test their own code

@@ -289,7 +289,7 @@ def operations_of(target: Any) -> frozenset[str]:
         found.update(n for n in needs - refused if callable(getattr(me.client, n, None)))
 
     run_one(target, Scenario(name="look", text="somebody looks", actors={"w1": look}, heals=False))
-    return frozenset(found)
+    return frozenset(found) | getattr(target, "capabilities", frozenset())
 
 
 def scenario_of(name: str, crashes: int | None) -> Scenario:

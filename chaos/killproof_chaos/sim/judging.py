@@ -118,6 +118,7 @@ def judge(
     promises: frozenset[str] | None,
     problems: Sequence[str],
     errors: Sequence[tuple[str, str]],
+    told: Mapping[str, Sequence[str]],
 ) -> Verdict:
     """Ask every checker whose promise the contract makes.
 
@@ -127,6 +128,7 @@ def judge(
         promises: only these; None: all.
         problems: what an integrity check of the file says; nothing when it is sound.
         errors: (actor, text) of exceptions that ended an actor.
+        told: what the scenario's own checks of the file have found, by promise.
     """
     run = {"engine": "sim", "obligations": {}}
     evidence = _Evidence(MemoryStore(records, run, contract))
@@ -137,9 +139,16 @@ def judge(
     found += [
         Violation(promise=ERROR, job=None, story=f"{actor} met {text}") for actor, text in errors
     ]
+    found += [
+        Violation(promise=number, job=None, story=story)
+        for number, stories in told.items()
+        for story in stories
+    ]
+    broken = {violation.promise for violation in found}
+    passed = {number for number, finding in findings.items() if finding.verdict == PASS}
     return Verdict(
         violations=tuple(found),
-        passed=frozenset(n for n, finding in findings.items() if finding.verdict == PASS),
+        passed=frozenset((passed | told.keys()) - broken),
         unknown={
             number: finding.reason or ""
             for number, finding in sorted(findings.items())

@@ -10,9 +10,10 @@ on calling the target's own client, so a scenario reads like the worker that it 
 """
 
 import asyncio
+import sqlite3
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from killproof_chaos.sim.runtime import BEGINS, ENDS, Crashed, Faults, Life, Runtime
@@ -349,6 +350,8 @@ def _value(answer: Any) -> dict[str, Any]:
     return {"value": answer}
 
 
+#: Of the file when all has ended: a sentence for each thing in it that breaks a promise.
+FileCheck = Callable[[sqlite3.Connection], Iterable[str]]
 Function = Callable[[Actor], Any]  #: of an actor; a coroutine function runs on a virtual loop
 
 
@@ -382,12 +385,20 @@ class Scenario:
     text: str  #: the race in one sentence
     actors: Mapping[str, Function]  #: name -> what it does; the order is the default order
     jobs: tuple[Job, ...] = ()  #: in the queue when the actors begin
+    #: Puts in what else is there when they begin, such as a limit: the stage calls it once, after
+    #: the jobs, and whatever it leaves in the file is there again before each schedule.
+    prepare: Function | None = None
     faults: Faults = NO_FAULTS
     #: Seconds that pass at once as a fault; None: the length of a lease and a little more.
     jump: float | None = None
     #: Only these promises are judged; None: all that the contract makes.
     promises: frozenset[str] | None = None
-    #: Operations that a target must have; one that lacks them is not judged by this scenario.
+    #: Promises and parameters that the contract has besides, in this scenario.
+    promised: Mapping[str, bool | str] = field(default_factory=dict)
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    #: Promises that the file itself tells about; the audit's table is in it.
+    checks: Mapping[str, FileCheck] = field(default_factory=dict)
+    #: Operations or capabilities that a target must have; one that lacks them is left out.
     needs: frozenset[str] = frozenset({"enqueue", "claim", "ack"})
     #: Whether the target's own sync points are scheduling points too.
     syncs: bool = False

@@ -13,7 +13,7 @@ import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -94,7 +94,11 @@ class Stage:
             raise ValueError(f"target {target.name!r} has no open(place, host), so no simulation")
         _keep_memory()
         self.target, self.scenario = target, scenario
-        self.contract = target.contract
+        self.contract = replace(
+            target.contract,
+            promises={**target.contract.promises, **scenario.promised},
+            parameters={**target.contract.parameters, **scenario.parameters},
+        )
         lease_ms = self.contract.parameters.get("lease_ms")
         self.lease = LEASE_SECONDS_DEFAULT if lease_ms is None else lease_ms / 1_000
         jump = self.lease + MARGIN_SECONDS if scenario.jump is None else scenario.jump
@@ -244,6 +248,8 @@ class Stage:
         actor = self._producer.begin()
         for job in scenario.jobs:
             actor.enqueue(job)
+        if scenario.prepare is not None:
+            scenario.prepare(actor)
         actor.finish()
         self.ids |= actor.ids
         self._producer.close()
@@ -357,12 +363,14 @@ class Stage:
         return states <= TERMINAL
 
     def _judge(self) -> Verdict:
+        checks = self.scenario.checks
         return judge(
             self._records(),
             contract=self.contract,
             promises=self.scenario.promises,
             problems=self._integrity(),
             errors=self.runtime.errors,
+            told={number: tuple(check(self.database)) for number, check in checks.items()},
         )
 
     def _integrity(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""The scenarios that come with the harness: each is one race that a queue can lose."""
+"""Races of the calls that every queue has, and of those that some have."""
 
 from functools import partial
 from typing import Any, Final
@@ -8,11 +8,13 @@ from killproof_chaos.sim.scenario import Actor, Function, Scenario, claimed, fac
 from killproof_chaos.workload import Job
 
 
-def _job(number: int, **options: object) -> Job:
+def job(number: int, **options: object) -> Job:
+    """Return `job-1`, `job-2` and so on, all of one kind."""
     return Job(id=f"job-{number}", kind="report", **options)  # type: ignore[arg-type]
 
 
-def _work_once(me: Actor) -> None:
+def work_once(me: Actor) -> None:
+    """Be a worker for one job."""
     me.work()
 
 
@@ -42,53 +44,54 @@ def _claim_once(me: Actor) -> None:
 
 def _enqueue_keyed(number: int) -> Function:
     def enqueue(me: Actor) -> None:
-        me.enqueue(_job(number, key="only-once"))
+        me.enqueue(job(number, key="only-once"))
 
     return enqueue
 
 
-def _reap(me: Actor) -> None:
+def reap(me: Actor) -> None:
+    """Look once for what is lost."""
     me.reap()
 
 
 CLAIM: Final = Scenario(
     name="claim",
     text="two workers claim, run and ack two jobs",
-    actors={"w1": _work_once, "w2": _work_once},
-    jobs=(_job(1), _job(2)),
+    actors={"w1": work_once, "w2": work_once},
+    jobs=(job(1), job(2)),
 )
 STALE_ACK: Final = Scenario(
     name="stale-ack",
     text="a worker is stopped past its lease and acks a job that another has taken over",
-    actors={"w1": _work_once, "w2": _work_once},
-    jobs=(_job(1),),
+    actors={"w1": work_once, "w2": work_once},
+    jobs=(job(1),),
     faults=Faults(passes=1),
 )
 UNIQUE_KEY: Final = Scenario(
     name="unique-key",
     text="two producers enqueue one key while a worker runs what it finds",
-    actors={"p1": _enqueue_keyed(1), "p2": _enqueue_keyed(2), "w1": _work_once},
+    actors={"p1": _enqueue_keyed(1), "p2": _enqueue_keyed(2), "w1": work_once},
 )
 EXTEND: Final = Scenario(
     name="extend-against-reap",
     text="a holder extends its lease while time passes and a reaper looks",
-    actors={"w1": _extend_then_ack, "reaper": _reap},
-    jobs=(_job(1),),
+    actors={"w1": _extend_then_ack, "reaper": reap},
+    jobs=(job(1),),
     faults=Faults(passes=1),
 )
 STALE_EXTEND: Final = Scenario(
     name="stale-extend",
     text="a worker is stopped past its lease and extends it when another has taken the job over",
     actors={"w1": _extend_once, "w2": _claim_once},
-    jobs=(_job(1),),
+    jobs=(job(1),),
     faults=Faults(passes=1),
     needs=frozenset({"enqueue", "claim", "ack", "extend"}),
 )
 COMPLETING: Final = Scenario(
     name="completing",
     text="an effect in the file shares the transaction of its ack, while its worker may die",
-    actors={"w1": _work_once, "w2": _work_twice},
-    jobs=(_job(1, sink="table"),),
+    actors={"w1": work_once, "w2": _work_twice},
+    jobs=(job(1, sink="table"),),
     faults=Faults(crashes=1, passes=1),
     needs=frozenset({"enqueue", "claim", "ack", "completing"}),
 )
@@ -168,27 +171,27 @@ def _work_in_two_slots(me: Actor) -> None:
 
 #: At least as long as a step of the virtual clock, so that it can be cut short by nothing else.
 SNOOZE_SECONDS: Final = 0.1
-ONE_FAILURE: Final = _job(1, script=("raise", "ok"))
-LAST_ATTEMPT: Final = _job(1, script=("raise", "ok"), max_attempts=1)
+ONE_FAILURE: Final = job(1, script=("raise", "ok"))
+LAST_ATTEMPT: Final = job(1, script=("raise", "ok"), max_attempts=1)
 
 CLAIM_MANY: Final = Scenario(
     name="claim-many",
     text="two workers claim batches of three jobs",
     actors={"w1": _work_in_batch, "w2": _work_in_batch},
-    jobs=(_job(1), _job(2), _job(3)),
+    jobs=(job(1), job(2), job(3)),
     needs=frozenset({"enqueue", "claim", "ack", "claim_many"}),
 )
 ACK_AND_CLAIM: Final = Scenario(
     name="ack-and-claim",
     text="two workers finish a job and take the next in one transaction",
     actors={"w1": _ack_and_claim, "w2": _ack_and_claim},
-    jobs=(_job(1), _job(2), _job(3)),
+    jobs=(job(1), job(2), job(3)),
     needs=frozenset({"enqueue", "claim", "ack", "ack_and_claim"}),
 )
 NACK: Final = Scenario(
     name="nack",
     text="a handler fails while time passes, and another worker takes the retry",
-    actors={"w1": _work_once, "w2": _work_twice},
+    actors={"w1": work_once, "w2": _work_twice},
     jobs=(ONE_FAILURE,),
     faults=Faults(passes=1),
     needs=frozenset({"enqueue", "claim", "ack", "nack"}),
@@ -196,7 +199,7 @@ NACK: Final = Scenario(
 LAST: Final = Scenario(
     name="last-attempt",
     text="the last attempt fails, or dies, while a reaper looks",
-    actors={"w1": _work_once, "reaper": _reap},
+    actors={"w1": work_once, "reaper": reap},
     jobs=(LAST_ATTEMPT,),
     faults=Faults(crashes=1, passes=1),
     needs=frozenset({"enqueue", "claim", "ack", "nack", "reap"}),
@@ -204,53 +207,53 @@ LAST: Final = Scenario(
 RELEASE: Final = Scenario(
     name="release",
     text="a worker gives a job back while time passes and a reaper looks",
-    actors={"w1": _release, "reaper": _reap},
-    jobs=(_job(1),),
+    actors={"w1": _release, "reaper": reap},
+    jobs=(job(1),),
     faults=Faults(passes=1),
     needs=frozenset({"enqueue", "claim", "ack", "release", "reap"}),
 )
 SNOOZE: Final = Scenario(
     name="snooze",
     text="a worker puts a job off while time passes and another worker looks",
-    actors={"w1": _snooze, "w2": _work_once},
-    jobs=(_job(1),),
+    actors={"w1": _snooze, "w2": work_once},
+    jobs=(job(1),),
     faults=Faults(passes=1),
     needs=frozenset({"enqueue", "claim", "ack", "snooze"}),
 )
 CANCEL: Final = Scenario(
     name="cancel-against-claim",
     text="somebody calls a job off while two workers reach for it",
-    actors={"operator": _cancel, "w1": _work_once, "w2": _work_once},
-    jobs=(_job(1), _job(2)),
+    actors={"operator": _cancel, "w1": work_once, "w2": work_once},
+    jobs=(job(1), job(2)),
     needs=frozenset({"enqueue", "claim", "ack", "cancel"}),
 )
 PROMOTE: Final = Scenario(
     name="promote",
     text="a delayed job falls due while two workers look",
-    actors={"w1": _work_once, "w2": _work_once},
-    jobs=(_job(1, delay_ms=1_000), _job(2)),
+    actors={"w1": work_once, "w2": work_once},
+    jobs=(job(1, delay_ms=1_000), job(2)),
     faults=Faults(passes=1),
     jump=1.0,
 )
 WALL_CLOCK: Final = Scenario(
     name="wall-clock",
     text="the wall clock steps by an hour while two workers look for a delayed job",
-    actors={"w1": _work_once, "w2": _work_once},
-    jobs=(_job(1, delay_ms=1_000), _job(2)),
+    actors={"w1": work_once, "w2": work_once},
+    jobs=(job(1, delay_ms=1_000), job(2)),
     faults=Faults(wall_steps=1),
 )
 REPLAY: Final = Scenario(
     name="replay",
     text="two people replay a job that may be dead by now, while a worker runs it",
-    actors={"w1": _work_once, "operator1": _replay, "operator2": _replay},
+    actors={"w1": work_once, "operator1": _replay, "operator2": _replay},
     jobs=(LAST_ATTEMPT,),
     needs=frozenset({"enqueue", "claim", "ack", "nack", "replay"}),
 )
 REAP: Final = Scenario(
     name="reap-against-reap",
     text="two reapers find the same dead worker's job",
-    actors={"w1": _work_once, "reaper1": _reap, "reaper2": _reap},
-    jobs=(_job(1),),
+    actors={"w1": work_once, "reaper1": reap, "reaper2": reap},
+    jobs=(job(1),),
     faults=Faults(crashes=1, passes=1),
     needs=frozenset({"enqueue", "claim", "ack", "reap"}),
 )
@@ -258,26 +261,13 @@ REAP: Final = Scenario(
 TWO_SLOTS: Final = Scenario(
     name="two-slots",
     text="a worker with two slots is stopped past a lease, while another worker looks",
-    actors={"w1": _work_in_two_slots, "w2": _work_once},
-    jobs=(_job(1), _job(2)),
+    actors={"w1": _work_in_two_slots, "w2": work_once},
+    jobs=(job(1), job(2)),
     faults=Faults(passes=1),
     needs=frozenset({"enqueue", "claim", "ack", "extend"}),
 )
 
-SCENARIOS: Final = {
-    scenario.name: scenario
-    for scenario in (
-        *(CLAIM, CLAIM_MANY, ACK_AND_CLAIM, STALE_ACK, NACK, LAST, RELEASE, SNOOZE, EXTEND),
-        *(
-            STALE_EXTEND,
-            COMPLETING,
-            UNIQUE_KEY,
-            CANCEL,
-            PROMOTE,
-            WALL_CLOCK,
-            REPLAY,
-            REAP,
-            TWO_SLOTS,
-        ),
-    )
-}
+SCENARIOS: Final = (
+    *(CLAIM, CLAIM_MANY, ACK_AND_CLAIM, STALE_ACK, NACK, LAST, RELEASE, SNOOZE, EXTEND),
+    *(STALE_EXTEND, COMPLETING, UNIQUE_KEY, CANCEL, PROMOTE, WALL_CLOCK, REPLAY, REAP, TWO_SLOTS),
+)

@@ -1,0 +1,80 @@
+"""What a scenario may bring along: things in the file, promises, checks of its own."""
+
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from killproof_chaos.sim import Actor, Budget, Dfs, Scenario, Stage, Walk, explore, run_one
+from killproof_chaos.sim.campaign import Options, chosen
+from killproof_chaos.sim.scenarios import CLAIM, SCENARIOS, limits
+from killproof_chaos.targets import load
+
+
+@pytest.mark.parametrize("race", limits.SCENARIOS, ids=lambda race: str(race.name))
+def test_a_limit_is_kept_in_every_order_and_seen_to_break_where_nobody_has_set_it(
+    race: Scenario,
+) -> None:
+    race = replace(race, faults=replace(race.faults, crashes=0))
+    kept = explore(load("killproof"), race, Dfs(0), budget=Budget(seconds=None))
+    unset = explore(
+        load("killproof"), replace(race, prepare=None), Dfs(1), budget=Budget(seconds=None)
+    )
+
+    assert (kept.exhausted, kept.broken) == (True, set())
+    assert "P22" in kept.passed
+    assert unset.broken == {"P22"}
+
+
+def test_a_target_without_a_capability_is_not_asked_for_it() -> None:
+    names, left_out = chosen(Options(target="minimal"), load("minimal"))
+
+    assert "mutex" not in names
+    assert left_out["mutex"] == "limits"
+    assert set(chosen(Options(target="killproof"), load("killproof"))[0]) == set(SCENARIOS)
+
+
+def test_what_a_scenario_prepares_is_there_again_before_each_schedule() -> None:
+    seen: list[int] = []
+
+    def prepare(me: Actor) -> None:
+        with me.client.database.write("enqueue") as tx:
+            tx.execute("CREATE TABLE mine (x)")
+            tx.execute("INSERT INTO mine VALUES (7)")
+
+    def take(me: Actor) -> None:
+        with me.client.database.write("claim") as tx:
+            seen.append(tx.change("DELETE FROM mine WHERE x = 7"))
+
+    race = Scenario(
+        name="mine",
+        text="two take one",
+        actors={"a": take, "b": take},
+        prepare=prepare,
+        shares_memory=True,
+    )
+    with Stage(load("killproof"), race) as stage:
+        walk = Walk(seed=1, runs=5)
+        while stage.play(walk) is not None:
+            assert sorted(seen[-2:]) == [0, 1]
+
+    assert len(seen) == 10
+
+
+def test_a_check_of_the_file_is_judged_as_a_promise_and_told_in_its_words() -> None:
+    def twice(database: sqlite3.Connection) -> Iterator[str]:
+        for (job,) in database.execute("SELECT id FROM job WHERE deliveries > 0"):
+            yield f"job {job} was delivered"
+
+    broken = run_one(load("killproof"), replace(CLAIM, checks={"P23": twice})).verdict
+    kept = run_one(load("killproof"), replace(CLAIM, checks={"P23": lambda _: ()})).verdict
+
+    assert broken is not None
+    assert kept is not None
+    assert [(v.promise, v.story) for v in broken.violations] == [
+        ("P23", "job 1 was delivered"),
+        ("P23", "job 2 was delivered"),
+    ]
+    assert "P23" not in broken.passed
+    assert "P23" in kept.passed
