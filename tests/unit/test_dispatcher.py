@@ -167,20 +167,21 @@ def test_fifty_jobs_pass_three_slots_and_the_next_enters_when_one_ends(stand: St
 
 def test_no_job_is_claimed_for_which_there_is_no_slot(stand: Stand) -> None:
     """Covers S1.8. F12: the permit comes before the claim, so nothing is held that does not run."""
-    seen: list[tuple[int, int]] = []
+    seen: list[int] = []
+    full = asyncio.Event()
 
     @stand.handlers("k")
     async def handler(context: Context) -> None:
-        while stand.dispatcher.slots_used < 2:  # Both slots run; the claims would come now.
-            await asyncio.sleep(0.001)
-        await asyncio.sleep(0.01)
-        counts = stand.queue.counts()
-        seen.append((counts["leased"], stand.dispatcher.slots_used))
+        if stand.dispatcher.slots_used == 2:
+            full.set()
+        await full.wait()
+        await asyncio.sleep(0.01)  # Both slots are taken; who claims too much would do it now.
+        seen.append(stand.queue.counts()["leased"])
 
     stand.queue.enqueue_many([("k", number) for number in range(4)])
     stand.run(slots=2)
 
-    assert set(seen) == {(2, 2)}
+    assert max(seen) == 2
 
 
 def test_the_most_urgent_enters_first_and_equals_in_the_order_they_came(stand: Stand) -> None:
@@ -201,11 +202,13 @@ def test_the_most_urgent_enters_first_and_equals_in_the_order_they_came(stand: S
 def test_two_hundred_waiting_coroutines_take_no_thread_of_their_own(stand: Stand) -> None:
     """Covers S1.14, S1.44."""
     threads: list[set[str]] = []
+    full = asyncio.Event()
 
     @stand.handlers("k")
     async def handler(context: Context) -> None:
-        while stand.dispatcher.slots_used < 200:
-            await asyncio.sleep(0.01)
+        if stand.dispatcher.slots_used == 200:
+            full.set()
+        await full.wait()
         threads.append({thread.name for thread in threading.enumerate()} - before)
 
     before = {thread.name for thread in threading.enumerate()}
@@ -298,7 +301,7 @@ def test_plain_handlers_are_claimed_for_free_threads_only_and_coroutines_go_on(
     assert len(seen) == 6
     assert len(plain_jobs) == 3
     assert all(leased <= 4 for _, leased in seen)
-    assert seen[0][0] == 1  # The first ran while one plain job held the thread.
+    assert max(plain for plain, _ in seen) <= 1  # They ran while one plain job held the thread.
 
 
 def test_only_the_kinds_that_are_named_are_worked_on(stand: Stand) -> None:
