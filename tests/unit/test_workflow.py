@@ -18,7 +18,9 @@ from killproof import (
     ManualClock,
     Queue,
     operations,
+    retention,
     workflow,
+    workflow_retention,
     workflow_tables,
 )
 from killproof.core.errors import DatabaseBusy
@@ -546,6 +548,25 @@ def test_a_cancelled_run_goes_on_when_it_is_replayed(stand: Stand) -> None:
     assert stand.state() == "succeeded"
 
 
+def test_a_cancelled_run_that_is_replayed_and_fails_is_failed(stand: Stand) -> None:
+    stand.start({"a": ""})
+    stand.runs.cancel(1)
+    stand.runs.replay(1)
+    stand.fail("a")
+
+    assert stand.state() == "failed"
+
+
+def test_a_replay_of_the_run_asks_also_for_what_a_person_called_off(stand: Stand) -> None:
+    stand.start({"a": "", "b": "a"})
+    stand.queue.cancel(stand.job("b"))
+    stand.fail("a")
+
+    assert stand.runs.replay(1) == (stand.job("a"),)
+    stand.work("a", "b")
+    assert stand.state() == "succeeded"
+
+
 def test_there_is_nothing_to_replay_or_to_cancel_in_a_run_that_succeeded(stand: Stand) -> None:
     stand.start({"a": ""})
     stand.work("a")
@@ -689,6 +710,19 @@ def test_a_fan_out_is_one_job_for_each_item_and_the_join_waits_for_all(stand: St
     assert stand.state() == "succeeded"
 
 
+def test_a_join_may_need_the_list_and_what_was_made_of_it(stand: Stand) -> None:
+    flow, seen = Workflow("flow"), list[object]()
+    flow.step(name="find")(lambda step: ["x", "y"])
+    flow.step(name="resize", each="find")(lambda step: step.item * 2)
+    flow.step(name="album", needs=["find", "resize"])(lambda step: seen.append(step.results))
+    stand.runs.start(flow)
+    for kind in ("find", "resize", "resize", "album"):
+        stand.run_step(flow.handlers, f"flow.{kind}")
+
+    assert seen == [{"find": ["x", "y"], "resize": ["xx", "yy"]}]
+    assert stand.state() == "succeeded"
+
+
 def test_a_fan_out_over_nothing_lets_the_join_go_on(stand: Stand) -> None:
     flow = spread_flow()
     stand.runs.start(flow, [])
@@ -785,6 +819,36 @@ def test_a_run_is_pruned_as_a_whole_and_by_its_own_end(stand: Stand) -> None:
     left = """SELECT 1 FROM job UNION ALL SELECT 1 FROM attempt UNION ALL SELECT 1 FROM workflow_run
         UNION ALL SELECT 1 FROM workflow_step UNION ALL SELECT 1 FROM workflow_need"""
     assert stand.sql(left) == []
+
+
+def test_steps_that_are_kept_do_not_stop_the_pruning_of_what_is_younger(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "PRUNE_BATCH", 1)
+    stand.start({"a": "", "b": "a"})
+    stand.work("a")
+    stand.queue.enqueue("k", 1)
+    stand.work("k")
+    stand.clock.advance(HOUR)
+
+    assert prune(stand.queue, {"succeeded": 1}).deleted["succeeded"] == 1
+
+
+def test_runs_are_pruned_a_bounded_number_of_jobs_at_a_time(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workflow_retention, "BATCH_JOBS", 3)
+    for _ in range(3):
+        stand.start({"a": "", "b": ""})
+        stand.work("a", "b")
+    stand.clock.advance(HOUR)
+    steps = list[int]()
+    before = stand.queue.host.clock.now_ms()
+    workflow_retention.prune_runs(
+        stand.queue, {"succeeded": before}, dry_run=False, progress=steps.append
+    )
+
+    assert steps == [2, 4, 6, 6]
 
 
 def test_a_failed_run_is_kept_as_long_as_the_dead_letters_are(stand: Stand) -> None:
