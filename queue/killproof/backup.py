@@ -19,11 +19,15 @@ ended after the backup run again; jobs that were put in after it are gone.  Numb
 twice: the next id is a billion higher, so that an id somebody wrote down since means nothing rather
 than another job, and each fence is a million higher, so that a sink that has seen later ones does
 not refuse what comes now.  docs/operations.md says what that means for effects and keys.
+
+**Large payloads** (`killproof.payloads`) go along: into a folder beside the copy, each file proven
+by its hash, before the copy gets its name.  Nothing of them is collected while it runs.
 """
 
 import errno
 import logging
 import os
+import shutil
 import sqlite3
 import stat
 from collections.abc import Callable, Iterator
@@ -34,11 +38,13 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
+from killproof import payloads
 from killproof.core import barrier
 from killproof.core.clock import Clock, SystemClock
 from killproof.core.database import SCHEMA_VERSION
 from killproof.core.errors import FileRefused, KillproofError
 from killproof.core.jobs import Queue
+from killproof.payload_files import FilesInUse, Folder, copy_all
 
 logger = logging.getLogger("killproof")
 
@@ -69,6 +75,8 @@ class Backup:
     bytes: int
     jobs: int
     counts: dict[str, int]  #: jobs by state as they were; what was leased is available in the copy
+    payloads: int = 0  #: files of large payloads, in the folder beside it
+    lost: tuple[str, ...] = ()  #: those that are missing or damaged in the source, and whose
 
 
 # Copying.
@@ -98,16 +106,29 @@ def backup(
     now_ms = queue.host.clock.now_ms()
     moment = datetime.fromtimestamp(now_ms / 1_000, UTC)
     stem = f"{Path(queue.path).stem}-{moment:%Y%m%dT%H%M%S}.{now_ms % 1_000:03}Z"
-    with _partial(target, stem, queue.path) as partial:
-        counts = _copied(queue, partial, now_ms, progress)
+    files = Folder(queue.path)
+    with files.kept(), _partial(target, stem, queue.path) as partial:
+        counts, wanted = _copied(queue, partial, now_ms, progress)
+        lost = copy_all(wanted, files, Folder(str(partial)), progress)
         path = _publish(partial, (target / name for name in _names(stem)))
     _note(queue, path, now_ms)
-    size = os.stat(path).st_size
-    return Backup(path=str(path), bytes=size, jobs=sum(counts.values()), counts=counts)
+    return Backup(
+        path=str(path),
+        bytes=os.stat(path).st_size,
+        jobs=sum(counts.values()),
+        counts=counts,
+        payloads=len(wanted) - len(lost),
+        lost=lost,
+    )
 
 
-def _copied(queue: Queue, partial: Path, now_ms: int, progress: Progress | None) -> dict[str, int]:
-    """Fill the partial file, and read it back; return its jobs by state as they were."""
+def _copied(
+    queue: Queue, partial: Path, now_ms: int, progress: Progress | None
+) -> tuple[dict[str, int], FilesInUse]:
+    """Fill the partial file, and read it back; return its jobs by state as they were.
+
+    And the files of large payloads that they rely on.
+    """
     try:
         with closing(_reader(queue.path)) as source, closing(_writer(partial)) as copy:
             counts = _begin_read(source)
@@ -116,11 +137,17 @@ def _copied(queue: Queue, partial: Path, now_ms: int, progress: Progress | None)
                 raise BackupDamaged(f"{partial} has {found}, not {counts}: {queue.path} is damaged")
             _end_all_leases(copy, now_ms)
             _check_whole(copy, partial)
-            return counts
+            return counts, _payloads_of(copy)
     except sqlite3.DatabaseError as error:
         if isinstance(error, sqlite3.OperationalError):  # Of a disk or a lock, not of the file.
             raise
         raise BackupDamaged(f"{queue.path}: {error}: restore an older backup") from error
+
+
+def _payloads_of(copy: sqlite3.Connection) -> FilesInUse:
+    if copy.execute(payloads.VERSION).fetchone() is None:
+        return {}
+    return payloads.files_in_use(copy.execute(payloads.IN_USE).fetchall())
 
 
 def _begin_read(source: sqlite3.Connection) -> dict[str, int]:
@@ -209,6 +236,8 @@ class Restored:
     jobs: int
     counts: dict[str, int]
     replaced: str | None  #: where the file that was there before is now
+    payloads: int = 0  #: files of large payloads, in the folder beside it
+    lost: tuple[str, ...] = ()  #: those that are missing or damaged in the backup, and whose
 
 
 def restore(
@@ -254,17 +283,26 @@ def restore(
                 _end_all_leases(copy, now_ms)
                 _begin_anew(copy)
                 _check_whole(copy, partial)
-                counts = dict(copy.execute(COUNTS).fetchall())
+                counts, wanted = dict(copy.execute(COUNTS).fetchall()), _payloads_of(copy)
         except sqlite3.DatabaseError as error:
             if isinstance(error, sqlite3.OperationalError):  # Of the disk, not of the backup.
                 raise
             raise BackupDamaged(f"{start}: {error}: use another backup") from error
+        # Into the folder of what is there now: names are contents, so nothing is replaced.
+        lost = copy_all(wanted, Folder(str(start)), Folder(str(place), like=str(partial)), progress)
         replaced = None
         if in_the_way:
             replaced = _replace(partial, place, now_ms)
         else:
             _publish(partial, iter([place]))
-    return Restored(path=str(place), jobs=sum(counts.values()), counts=counts, replaced=replaced)
+    return Restored(
+        path=str(place),
+        jobs=sum(counts.values()),
+        counts=counts,
+        replaced=replaced,
+        payloads=len(wanted) - len(lost),
+        lost=lost,
+    )
 
 
 def _parts(place: Path) -> list[Path]:
@@ -322,6 +360,8 @@ def _replace(partial: Path, place: Path, now_ms: int) -> str:
         if not (path := Path(f"{place}.replaced-{now_ms + number}")).exists()
     )
     with _nobody_else(place) if place.exists() else nullcontext():
+        if place.exists():
+            Folder(str(aside), like=str(place)).link(Folder(str(place)))
         for part in _parts(place):
             if part != place and part.exists():
                 os.rename(part, f"{aside}{str(part).removeprefix(str(place))}")
@@ -385,6 +425,7 @@ def _partial(folder: Path, stem: str, like: str) -> Iterator[Path]:
                 name.unlink(missing_ok=True)
             except OSError as error:  # It must not hide what has happened, nor undo it.
                 logger.warning("%s is left over (%s): remove it", name, error.strerror)
+        shutil.rmtree(Folder(str(path)).path, ignore_errors=True)
 
 
 def _names(stem: str) -> Iterator[str]:
@@ -402,9 +443,12 @@ def _publish(partial: Path, names: Iterator[Path]) -> Path:
     _make_durable(partial)
     path = partial
     for path in names:
+        if not _publish_payloads(partial, path):
+            continue
         try:
             os.link(partial, path)
         except FileExistsError:
+            _publish_payloads(path, partial)
             continue
         except OSError as error:
             if error.errno not in NO_LINKS:
@@ -413,11 +457,28 @@ def _publish(partial: Path, names: Iterator[Path]) -> Path:
             try:
                 os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
             except FileExistsError:
+                _publish_payloads(path, partial)
                 continue
             os.replace(partial, path)
         barrier.sync_directory(str(path))
         return path
     raise FileRefused(f"{path} exists: name a file that does not")
+
+
+def _publish_payloads(old: Path, new: Path) -> bool:
+    """Let a folder of payloads follow its file, or go before it; False: that name is taken.
+
+    Before: a kill in between leaves a folder without a file, and not a file without its payloads.
+    """
+    try:
+        os.rename(Folder(str(old)).path, Folder(str(new)).path)
+    except FileNotFoundError:
+        return True  # There are none.
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            return False
+        raise
+    return True
 
 
 def _make_durable(path: Path) -> None:

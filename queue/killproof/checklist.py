@@ -6,6 +6,7 @@ number of rows, the latest.
 """
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, cast
@@ -63,6 +64,8 @@ def checks(queue: Queue) -> list[Check]:
             _errors(look),
             _alert(look),
             _backups(look),
+            *_payloads(look, queue),
+            *_schedules(look),
         ]
 
 
@@ -200,6 +203,60 @@ def _alert(look: Look) -> Check:
         )
     text = "no dead letters; from cron: killproof status --alert dead --alert age=10min (exit 1)"
     return Check(name="alert", status="ok", text=text)
+
+
+HAS_PAYLOADS: Final = "SELECT 1 FROM killproof_schema WHERE component = 'payloads'"
+
+LATEST_USES: Final = """
+    SELECT payload_file.sha256, bytes, job_id
+      FROM payload_use JOIN payload_file USING (sha256)
+     ORDER BY job_id DESC LIMIT :limit"""
+
+
+def _payloads(look: Look, queue: Queue) -> Iterator[Check]:
+    """The file of each large payload must be there; whether it is whole takes longer to see."""
+    if look.tx.row(HAS_PAYLOADS) is None:
+        return
+    from killproof.payloads import folder_of
+
+    folder = folder_of(queue)
+    uses = cast(list[tuple[str, int, int]], look.tx.rows(LATEST_USES, {"limit": JOBS_MAX}))
+    lost = [job_id for name, size, job_id in uses if not folder.has(name, size)]
+    if lost:
+        yield Check(
+            name="payloads",
+            status="fail",
+            text=f"the large payload of job {lost[0]} is missing, and {len(lost) - 1} more",
+            remedy="killproof payloads check --whole; restore the files from a backup",
+        )
+        return
+    text = f"the files of {count_of(len(uses), 'large payload')} are there; killproof payloads "
+    yield Check(name="payloads", status="ok", text=f"{text}check --whole reads them")
+
+
+HAS_SCHEDULES: Final = "SELECT 1 FROM killproof_schema WHERE component = 'schedule'"
+
+LATE_SCHEDULE: Final = """
+    SELECT name, next_ms FROM job_schedule
+     WHERE paused = 0 AND next_ms IS NOT NULL
+     ORDER BY next_ms LIMIT 1"""
+
+
+def _schedules(look: Look) -> Iterator[Check]:
+    """Somebody must fire them."""
+    if look.tx.row(HAS_SCHEDULES) is None:
+        return
+    row = look.tx.row(LATE_SCHEDULE)
+    late_ms = 0 if row is None else look.now_ms - cast(int, row[1])
+    if row is not None and late_ms > WAITING_MS_MAX:
+        yield Check(
+            name="schedules",
+            status="warn",
+            text=f"{row[0]!r} is due since {span(late_ms)} and nobody fires it",
+            remedy="killproof work MODULE, or killproof schedules run, also once from cron",
+        )
+        return
+    yield Check(name="schedules", status="ok", text="none is late")
 
 
 LAST_BACKUP: Final = "SELECT value FROM killproof_setting WHERE name = :name"

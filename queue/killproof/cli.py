@@ -49,6 +49,7 @@ MODULES: Final = {
     ),
     "killproof.cli_schedules": ("Jobs", ("schedules",)),
     "killproof.cli_workflow": ("Jobs", ("workflow",)),
+    "killproof.cli_payloads": ("Operations", ("payloads",)),
     "killproof.cli_articles": ("Operations", ("articles",)),
     "killproof.cli_limits": ("Operations", ("limits",)),
     "killproof.cli_serve": ("Operations", ("serve", "pause", "resume")),

@@ -107,6 +107,7 @@ def prune(
 ) -> None:
     """Delete jobs that ended long enough ago; never one that has not ended."""
     from killproof import retention
+    from killproof.payloads import Payloads
 
     given = {"succeeded": succeeded, "dead": dead, "cancelled": cancelled, "expired": expired}
     keep = {
@@ -122,8 +123,9 @@ def prune(
             dry_run=dry_run,
             progress=steps.show,
         )
+        files = None if dry_run else Payloads(queue).collect()
     if as_json:
-        print_json(asdict(done))
+        print_json(asdict(done) | ({"payloads": asdict(files)} if files and files.files else {}))
         return
     words = "would delete" if dry_run else "deleted"
     if keep:
@@ -133,6 +135,8 @@ def prune(
         print(f"{words} {total}: {parts}{runs}")
     if effects is not None:
         print(f"{words} {count_of(done.deleted['effects'], 'settled effect')}")
+    if files is not None and files.files:
+        print(f"removed {count_of(files.files, 'large payload')}, {size_of(files.bytes)}")
 
 
 @app.command("backup")
@@ -152,8 +156,10 @@ def make_backup(
         print_json(asdict(done))
     else:
         text = f"{count_of(done.jobs, 'job')}, {size_of(done.bytes)}, integrity_check ok"
+        text += f", {count_of(done.payloads, 'large payload')}" if done.payloads else ""
         print(f"killproof: {text}", file=sys.stderr)
         print(done.path)
+    _say_lost(done.lost)
 
 
 @app.command("restore")
@@ -173,11 +179,23 @@ def restore_backup(
         done = restore(source, db, force=force, progress=steps.show)
     if as_json:
         print_json(asdict(done))
+        _say_lost(done.lost)
         return
     print(f"restored {count_of(done.jobs, 'job')} into {done.path}")
+    if done.payloads:
+        print(f"restored {count_of(done.payloads, 'large payload')}")
     if done.replaced is not None:
         print(f"what was there is kept as {done.replaced}")
     print("leases are ended; look before you start workers: killproof jobs, killproof doctor")
+    _say_lost(done.lost)
+
+
+def _say_lost(lost: tuple[str, ...]) -> None:
+    """Say which large payloads are not in the copy, and end with 1 if there are any."""
+    for text in lost:
+        print(f"killproof: not in the copy: large payload of {text}", file=sys.stderr)
+    if lost:
+        raise typer.Exit(EXIT_FAULT)
 
 
 @app.command("export")
@@ -190,6 +208,7 @@ def export_all(
 ) -> None:
     """Write all jobs with their attempts as lines of JSON."""
     from killproof import transfer
+    from killproof.payload_files import Folder
 
     is_stdout = str(file) == "-"
     if as_json and is_stdout:
@@ -198,7 +217,8 @@ def export_all(
         existing(db) as queue,
         nullcontext(_in_utf8(sys.stdout)) if is_stdout else _opened(file, "x") as stream,
     ):
-        number = transfer.export_jobs(queue, stream)
+        files = None if is_stdout else Folder(os.path.realpath(file), like=queue.path)
+        number = transfer.export_jobs(queue, stream, files=files)
         if not is_stdout:
             os.fsync(stream.fileno())
     if as_json:
@@ -216,10 +236,12 @@ def import_all(
 ) -> None:
     """Put exported jobs in, each once however often it is run; the file is made if need be."""
     from killproof import transfer
+    from killproof.payload_files import Folder
 
     source = nullcontext(_in_utf8(sys.stdin)) if str(file) == "-" else _opened(file, "r")
     with source as lines, Queue(db, durability=cast(Durability | None, durability)) as queue:
-        done = transfer.import_jobs(queue, lines)
+        files = None if str(file) == "-" else Folder(os.path.realpath(file))
+        done = transfer.import_jobs(queue, lines, files=files)
     if as_json:
         print_json(asdict(done))
     else:

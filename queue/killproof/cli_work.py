@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 import typer
 
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from killproof.panel import Panel
 
 app = typer.Typer()
+
+#: JSON that `enqueue --large` reads; a test compares it with what a file may hold.
+LARGE_BYTES_MAX: Final = 1 << 30
 
 
 @app.command()
@@ -180,12 +183,16 @@ def enqueue(
     urgent: Annotated[
         bool, typer.Option("--urgent", help="Before every other: priority 0.")
     ] = False,
+    large: Annotated[
+        bool,
+        typer.Option("--large", help="Keep a payload over 64 KiB in a file beside the database."),
+    ] = False,
     durability: Level = None,
     as_json: AsJson = False,
 ) -> None:
     """Put a job in and print its id; the file is made if there is none."""
     priority = 0 if urgent else priority
-    value = _payload(payload, field or [])
+    value = _payload(payload, field or [], is_large=large)
     options: dict[str, Any] = {
         "delay": delay,
         "priority": priority,
@@ -197,10 +204,15 @@ def enqueue(
     if deadline is not None:
         options["deadline"] = now_ms / 1_000 + seconds_of(deadline, "--deadline")
     # Before the file: a mistyped option must not make one.
-    new_job(now_ms, kind, value, policy=retry, **options)
+    new_job(now_ms, kind, None if large else value, policy=retry, **options)
     # `Queue` refuses a level that there is not, with the value.
     with Queue(db, durability=cast(Durability | None, durability)) as queue:
-        job_id = queue.enqueue(kind, value, retry=retry, **options)
+        if large:
+            from killproof.payloads import Payloads
+
+            job_id = Payloads(queue).enqueue(kind, value, retry=retry, **options)
+        else:
+            job_id = queue.enqueue(kind, value, retry=retry, **options)
     if urgent:
         print(f"killproof: job {job_id} goes before every other", file=sys.stderr)
     if as_json:
@@ -209,11 +221,11 @@ def enqueue(
         print(job_id)
 
 
-def _payload(text: str | None, fields: list[str]) -> object:
+def _payload(text: str | None, fields: list[str], *, is_large: bool) -> object:
     """Return the payload of the argument, with the fields that were given one by one in it."""
     if text is None and not fields:
         raise ValueError("a job needs a payload: '{\"name\": 1}', - for standard input, or --field")
-    value = {} if text is None else _parse(text)
+    value = {} if text is None else _parse(text, is_large=is_large)
     for field in fields:
         name, is_given, content = field.partition("=")
         if not is_given or not isinstance(value, dict):
@@ -224,13 +236,13 @@ def _payload(text: str | None, fields: list[str]) -> object:
     return value
 
 
-def _parse(text: str) -> object:
+def _parse(text: str, *, is_large: bool = False) -> object:
     """Return the payload that the command line or the standard input holds."""
     if text == "-":
-        limit = model.PAYLOAD_BYTES_MAX
+        limit = LARGE_BYTES_MAX if is_large else model.PAYLOAD_BYTES_MAX
         raw = sys.stdin.buffer.read(limit + 1)
         if len(raw) > limit:
-            raise ValueError(f"payload is over the limit of {limit} bytes: enqueue its file's path")
+            raise ValueError(f"payload is over the limit of {limit} bytes: {_remedy(is_large)}")
         try:
             text = raw.decode("utf-8")
         except UnicodeDecodeError as error:
@@ -241,6 +253,10 @@ def _parse(text: str) -> object:
         raise ValueError(
             f"payload {shown(text)!r} is not JSON: {error}; quote it: '{{\"name\": 1}}'"
         ) from error
+
+
+def _remedy(is_large: bool) -> str:
+    return "enqueue its file's path" if is_large else "--large keeps it in a file"
 
 
 def _handlers(name: str) -> "Handlers":

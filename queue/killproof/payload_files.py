@@ -22,8 +22,9 @@ import fcntl
 import hashlib
 import os
 import re
+import shutil
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -44,6 +45,8 @@ REFUSALS: Final = frozenset(
 )
 
 Source = Callable[[], Iterable[bytes]]
+#: name -> (bytes, a job that relies on it)
+FilesInUse = Mapping[str, tuple[int, int]]
 
 
 class PayloadLost(KillproofError, Permanent):
@@ -53,14 +56,15 @@ class PayloadLost(KillproofError, Permanent):
 class Folder:
     """The folder of one database; it is made by the first file."""
 
-    def __init__(self, database: str, *, durable: bool) -> None:
+    def __init__(self, database: str, *, durable: bool = True, like: str | None = None) -> None:
         """Name the folder.
 
         Args:
             database: the database file, symbolic links resolved.
             durable: files must survive a power cut, as the database does.
+            like: whose rights and owner the files get; None is the database's.
         """
-        self._database = database
+        self._database = like or database
         self._durable = durable
         self.path = Path(f"{database}.payloads")
 
@@ -185,6 +189,22 @@ class Folder:
         """
         self.store(lambda: other.chunks(name, size))
 
+    def link(self, other: "Folder") -> None:
+        """Give the files of another folder of this disk a second name here."""
+        names = [name for name in other.names() if NAME.fullmatch(name)]
+        if not names:
+            return
+        self._make()
+        for name in names:
+            try:
+                os.link(other.path / name, self.path / name)
+            except FileExistsError:
+                continue
+            except OSError:  # A file system without hard links.
+                shutil.copyfile(other.path / name, self.path / name)
+        barrier.sync_directory(str(self.path / "any"))
+        barrier.sync_directory(str(self.path))
+
     def names(self) -> list[str]:
         """Return the names of all that lies in the folder, in order."""
         try:
@@ -250,6 +270,37 @@ class Folder:
             yield descriptor
         finally:
             os.close(descriptor)
+
+
+def copy_all(
+    files: FilesInUse,
+    source: Folder,
+    target: Folder,
+    progress: Callable[[int, int], object] | None = None,
+) -> tuple[str, ...]:
+    """Copy files, each proven on the way; return what is wrong with those that could not be.
+
+    Args:
+        files: which.
+        source: where they are.
+        target: where they go.
+        progress: called with the bytes done and in all.
+
+    Raises:
+        KillproofError: as for `Folder.store`.
+        OSError: one can not be read now.
+    """
+    lost = []
+    done, total = 0, sum(size for size, _ in files.values())
+    for name, (size, job_id) in sorted(files.items()):
+        try:
+            target.copy(source, name, size)
+        except PayloadLost as error:
+            lost.append(f"job {job_id}: {error}")
+        done += size
+        if progress is not None:
+            progress(done, total)
+    return tuple(lost)
 
 
 def _write_all(descriptor: int, chunk: bytes) -> None:

@@ -42,7 +42,7 @@ from killproof.core.database import Transaction, Value
 from killproof.core.errors import FileRefused, JobNotFound, PayloadInvalid
 from killproof.core.jobs import Queue, new_job
 from killproof.core.model import Job, Lease
-from killproof.payload_files import CHUNK_BYTES, NAME, Folder, PayloadLost, Source
+from killproof.payload_files import CHUNK_BYTES, NAME, FilesInUse, Folder, PayloadLost, Source
 from killproof.spilling import MARK
 
 __all__ = ["Collected", "Findings", "PayloadLost", "Payloads", "Reference"]
@@ -153,7 +153,7 @@ class Payloads:
         reference = self._stored(source, type_)
 
         def put(own: Transaction) -> int:
-            self._rely_on(own, reference, source)
+            self.rely_on(own, reference, source)
             return self._queue.enqueue(kind, reference.value(), tx=own, **options)
 
         if tx is not None:
@@ -176,8 +176,17 @@ class Payloads:
         name, size = self.folder.store(source)
         return Reference(sha256=name, bytes=size, type=type_)
 
-    def _rely_on(self, tx: Transaction, reference: Reference, source: Source) -> None:
-        """Make sure, under the write lock, that the file is there and stays; see the module."""
+    def rely_on(self, tx: Transaction, reference: Reference, source: Source) -> None:
+        """Make sure, under the write lock, that the file is there and stays; see the module.
+
+        Args:
+            tx: in which the reference gets its use.
+            reference: to rely on.
+            source: gives the content again if a collection was faster.
+
+        Raises:
+            KillproofError: as for `enqueue`.
+        """
         _ensure_tables(tx)
         if not self.folder.has(reference.sha256, reference.bytes):
             again = self._stored(source, reference.type)
@@ -213,6 +222,41 @@ class Payloads:
             ) from error
         return content if reference.type == "bytes" else json.loads(content)
 
+    # From another file.
+
+    def take_over(self, reference: Reference, other: Folder | None) -> None:
+        """Have the file of a reference here, from another folder or because it is here already.
+
+        Raises:
+            PayloadLost: it is in neither; definite.
+            KillproofError: as for `Folder.store`.
+        """
+        if other is not None and other.has(reference.sha256, reference.bytes):
+            self.folder.copy(other, reference.sha256, reference.bytes)
+        else:
+            self.folder.verify(reference.sha256, reference.bytes)
+
+    USE: Final = """
+        INSERT OR REPLACE INTO payload_use (job_id, fence, sha256)
+        VALUES (:job_id, :fence, :sha256)"""
+
+    def rely_on_copy(
+        self,
+        tx: Transaction,
+        reference: Reference,
+        other: Folder | None,
+        use: tuple[int, int] | None = None,
+    ) -> None:
+        """Rely on what `take_over` has brought, for (job, fence); None: a job that is put in next.
+
+        Raises:
+            KillproofError: as for `enqueue`.
+        """
+        source = other if other is not None else self.folder
+        self.rely_on(tx, reference, lambda: source.chunks(reference.sha256, reference.bytes))
+        if use is not None:
+            tx.change(self.USE, _named(reference, job_id=use[0], fence=use[1]))
+
     # Results.
 
     USE_RESULT: Final = """
@@ -240,7 +284,7 @@ class Payloads:
 
         reference = self._stored(source, "json")
         with self._queue.transaction() as tx:
-            self._rely_on(tx, reference, source)
+            self.rely_on(tx, reference, source)
             named = _named(reference, id=lease.job.id, fence=lease.fence)
             tx.change(self.USE_RESULT, named)  # No row if the lease is over: the ack is refused.
         return reference.value()
@@ -439,8 +483,8 @@ IN_USE: Final = """
 ALL_FILES: Final = "SELECT sha256 FROM payload_file"
 
 
-def files_in_use(rows: list[tuple[Any, ...]]) -> dict[str, tuple[int, int]]:
-    """Return name -> (bytes, a job that relies on it), of the rows of `IN_USE`."""
+def files_in_use(rows: list[tuple[Any, ...]]) -> FilesInUse:
+    """Return what the rows of `IN_USE` say."""
     return {str(name): (cast(int, size), cast(int, job_id)) for name, size, job_id in rows}
 
 

@@ -15,9 +15,15 @@ that put it in.  So an import that was killed is simply run again.  Where it cam
 name of the source file, which an export gives it, and the job's id and time there; a job whose key
 a living job of the target has is left out as well, and told.  What was running when it was exported
 is available, and that delivery is no attempt.
+
+**Large payloads** (`killproof.payloads`) are files, which lines can not hold: a job's line has the
+reference, and export and import take the files over, from folder to folder, each proven by its
+hash.  A job whose file is missing or damaged is exported all the same, and told; an import leaves
+it out, and tells it.
 """
 
 import json
+import logging
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator
@@ -25,12 +31,17 @@ from dataclasses import asdict, dataclass, fields
 from itertools import islice
 from typing import Any, Final, TextIO, cast
 
-from killproof import listing
+from killproof import listing, payloads
 from killproof.core import model, retry
 from killproof.core.database import Transaction, Value
 from killproof.core.errors import FileRefused, PayloadInvalid
 from killproof.core.jobs import Queue
 from killproof.core.model import Attempt, Job
+from killproof.payload_files import Folder, PayloadLost
+from killproof.payloads import Reference
+from killproof.spilling import MARK
+
+logger = logging.getLogger("killproof")
 
 #: Version of the lines.
 FORMAT: Final = 1
@@ -65,31 +76,52 @@ NEXT: Final = "SELECT id FROM job WHERE id > :after ORDER BY id LIMIT 1"
 TEXTS: Final = "SELECT payload, result FROM job WHERE id = :id"
 
 
-def export_jobs(queue: Queue, out: TextIO) -> int:
+def export_jobs(queue: Queue, out: TextIO, *, files: Folder | None = None) -> int:
     """Write all jobs as lines of JSON; return their number.
 
     Args:
         queue: where they are; it is only read, but for the name that it gets at its first export.
         out: a text stream in UTF-8.
+        files: where the files of large payloads go; None refuses a queue that has any.
 
     Raises:
+        FileRefused: there are large payloads, and no folder for them; definite.
         KillproofError: as for `Queue.cancel`.
         OSError: from the stream.
     """
+    large = payloads.Payloads(queue)
+    if files is None and large.check().files:
+        raise FileRefused(
+            f"{queue.path} has large payloads, which are files: export to a FILE, and they go into "
+            "the folder FILE.payloads"
+        )
     out.write(_text({"killproof_export": FORMAT, "source": _identity(queue)}))
     after, number = 0, 0
-    while True:
-        with queue.database.read() as tx:
-            batch = list(_batch(tx, after))
-        for job_id, line in batch:  # Outside of the read: the reader of a pipe may be slow.
-            out.write(line)
-            after = job_id
-        number += len(batch)
-        if not batch:
-            # Without it a file that was cut off between two lines would look whole.
-            out.write(_text({"killproof_export_end": number}))
-            out.flush()
-            return number
+    with large.folder.kept():
+        while True:
+            with queue.database.read() as tx:
+                batch = list(_batch(tx, after))
+            for job_id, line in batch:  # Outside of the read: the reader of a pipe may be slow.
+                out.write(line)
+                if files is not None and MARK in line:
+                    _take_along(large.folder, files, line)
+                after = job_id
+            number += len(batch)
+            if not batch:
+                # Without it a file that was cut off between two lines would look whole.
+                out.write(_text({"killproof_export_end": number}))
+                out.flush()
+                return number
+
+
+def _take_along(source: Folder, target: Folder, line: str) -> None:
+    """Copy the files that a job's line refers to; one that is lost must not close the way out."""
+    job = json.loads(line)
+    for reference in filter(None, map(Reference.of, (job["payload"], job["result"]))):
+        try:
+            target.copy(source, reference.sha256, reference.bytes)
+        except PayloadLost as error:
+            logger.warning("job_id=%d is exported without its large payload: %s", job["id"], error)
 
 
 def _identity(queue: Queue) -> str:
@@ -145,12 +177,14 @@ def _text(line: dict[str, Any]) -> str:
 # In.
 
 
-def import_jobs(queue: Queue, lines: Iterable[str]) -> Imported:
+def import_jobs(queue: Queue, lines: Iterable[str], *, files: Folder | None = None) -> Imported:
     """Put exported jobs in, each once however often this is called.
 
     Args:
         queue: where they go; it need not be empty.
         lines: an export, line by line.
+        files: where the files of its large payloads are; they may also be in the queue's own
+            folder already.
 
     Raises:
         ValueError: a line is not what an export writes; the message names it; definite for the
@@ -170,10 +204,13 @@ def import_jobs(queue: Queue, lines: Iterable[str]) -> Imported:
         jobs = [(number, _parsed(number, line)) for number, line in batch]
         lines_read += len(jobs)
         now_ms = queue.host.clock.now_ms()
+        large = _Large(queue, files)
+        for number, job in jobs:  # Before the write lock is held: they may be long.
+            large.bring(number, job)
         with queue.transaction() as tx:
             _ensure_table(tx)
             for number, job in jobs:
-                why = _put_in(queue, tx, source, job, now_ms)
+                why = _put_in(tx, source, number, job, now_ms, large)
                 if why == "":
                     added += 1
                 elif why == "known":
@@ -275,15 +312,54 @@ INSERT_ATTEMPT: Final = """
 REMEMBER: Final = "INSERT INTO imported_job VALUES (:source, :id, :created_ms, :job_id)"
 
 
-def _put_in(queue: Queue, tx: Transaction, source: str, job: Job, now_ms: int) -> str:
+class _Large:
+    """The large payloads and results of the jobs of a batch."""
+
+    def __init__(self, queue: Queue, files: Folder | None) -> None:
+        self.lost: dict[int, str] = {}  # Line -> why it is left out.
+        self._payloads = payloads.Payloads(queue)
+        self._files = files
+
+    def bring(self, number: int, job: Job) -> None:
+        """Have the files of a job here, or note that they can not be had."""
+        for _, reference in self._of(job):
+            try:
+                self._payloads.take_over(reference, self._files)
+            except PayloadLost as error:
+                self.lost[number] = f"its large payload can not be taken over: {error}"
+
+    def rely_on_payload(self, tx: Transaction, job: Job) -> None:
+        """Make the file of a job's payload one that may be relied on, before its row is there."""
+        for fence, reference in self._of(job):
+            if fence == 0:
+                self._payloads.rely_on_copy(tx, reference, self._files)
+
+    def rely_on_result(self, tx: Transaction, job: Job, job_id: int) -> None:
+        """Rely on the file of a job's result, under its new id."""
+        for fence, reference in self._of(job):
+            if fence != 0:
+                self._payloads.rely_on_copy(tx, reference, self._files, (job_id, fence))
+
+    def _of(self, job: Job) -> Iterator[tuple[int, Reference]]:
+        for fence, value in ((0, job.payload), (job.fence, job.result)):
+            if (reference := Reference.of(value)) is not None:
+                yield fence, reference
+
+
+def _put_in(tx: Transaction, source: str, number: int, job: Job, now_ms: int, large: _Large) -> str:
     """Put one job in and return ''; or return why not: 'known', or what a person must know."""
     values = _row(job, now_ms) | {"source": source, "id": job.id}
     if tx.row(IS_KNOWN, values) is not None:
         return "known"
+    if number in large.lost:
+        return large.lost[number]
     if job.state in model.LIVE and (living := tx.row(KEY_LIVES, values)) is not None:
         return f"its key {job.key!r} belongs to job {living[0]!r}, which has not ended"
+    large.rely_on_payload(tx, job)
     try:
         job_id = tx.insert(INSERT, values)
+        assert job_id is not None
+        large.rely_on_result(tx, job, job_id)
         for attempt in _attempts(job, now_ms):
             tx.change(INSERT_ATTEMPT, asdict(attempt) | {"job_id": job_id})
     except sqlite3.IntegrityError as error:  # The rules of the schema: the batch is rolled back.
