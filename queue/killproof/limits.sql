@@ -1,4 +1,4 @@
--- Limits, component 'limits', version 1.  The rules are in the triggers; `limits.py` only sets them.
+-- Limits, component 'limits', version 1.  The rules are in the triggers; `limits.py` sets them.
 --
 -- A *resource* is what jobs compete for: an API, a processor, a database under migration.  Kinds of
 -- job use resources.  Each rule of a resource has a row that holds its state:
