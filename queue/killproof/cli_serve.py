@@ -143,9 +143,14 @@ def _listening(host: str, port: int) -> socket.socket:
         return socket.create_server(address[:2], family=family, backlog=128)
     except OSError as error:
         raise KillproofError(
-            f"--host {host} --port {port}: {error.strerror or error}: choose another, "
+            f"--host {host} --port {port}: {_reason(error)}: choose another, "
             "or --port 0 for any that is free"
         ) from error
+
+
+def _reason(error: OSError) -> str:
+    """Return what the system says, without what the library adds to it."""
+    return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
 
 
 @contextlib.contextmanager

@@ -94,7 +94,11 @@ def jobs(
 
 def read(tx: Transaction, ids: list[Value]) -> list[Job]:
     """Return the jobs with these ids, in this order, without what has to be decoded."""
-    rows = tx.rows(READ, {"ids": json.dumps(ids)})
+    return of_rows(tx.rows(READ, {"ids": json.dumps(ids)}))
+
+
+def of_rows(rows: list[tuple[Value, ...]]) -> list[Job]:
+    """Return the jobs that rows of `READ` stand for."""
     return [_job(dict(zip(_FIELDS, row, strict=True))) for row in rows]
 
 

@@ -2,8 +2,9 @@
 
 However many pages are open, one task asks SQLite whether anything was committed (`data_version`,
 microseconds) and reads only when it was; what it read is encoded once and given to all.  It is
-never busy reading for more than a twentieth of the time: a read that takes long is followed by a
-pause that is twenty times as long.  With nobody there it does not look at all.
+not busy reading for more than a tenth of the time: a read that takes long is followed by a pause
+that is ten times as long.  With nobody there it does not look at all, and who comes first is shown
+the queue as it is then.
 
 A watcher holds no queue of news: it is woken, and takes the latest.  One that is slow to read skips
 what came between, and holds up nobody.
@@ -24,10 +25,11 @@ from killproof.web_reading import Reader
 LOOK_SECONDS: Final = 0.5
 #: What changes without a commit (a worker that was killed, an age) is read again after so long.
 REFRESH_SECONDS: Final = 10.0
-#: Curves, kinds, workers and failures are read again at most so often.
+#: Curves, kinds and workers are read again at most so often.
 HISTORY_SECONDS: Final = 5.0
-#: A pause is at least so many times as long as the read before it.
-REST_FACTOR: Final = 20.0
+#: A pause is at least so many times as long as the read before it, up to so many seconds.
+REST_FACTOR: Final = 10.0
+REST_SECONDS_MAX: Final = 10.0
 #: Between two signs of life on a stream: proxies cut silent ones after 30 to 60 seconds.
 ALIVE_SECONDS: Final = 15.0
 #: Streams at once; each holds a descriptor.
@@ -46,7 +48,8 @@ class Feed:
         self._reader = reader
         self._thread = thread
         self._changed = asyncio.Event()
-        self._watched = asyncio.Event()
+        self._arrived = asyncio.Event()  # Somebody came when nobody was there, or it closes.
+        self._closing = asyncio.Event()
         self._event = b""
         self._number = 0
         self._history: dict[str, object] = {}
@@ -63,14 +66,16 @@ class Feed:
     def close(self) -> None:
         """End all streams after what they are sending; may be called again."""
         self.is_closed = True
-        self._watched.set()
-        self._changed.set()
+        for event in (self._arrived, self._closing, self._changed):
+            event.set()
 
     async def events(self, is_allowed: Callable[[], bool]) -> AsyncIterator[bytes]:
         """Yield server-sent events until the feed closes or the watcher is allowed no more."""
-        seen = 0
+        # What was told when nobody was there to see it is not news.
+        seen = 0 if self.watchers else self._number
+        if not self.watchers:
+            self._arrived.set()
         self.watchers += 1
-        self._watched.set()
         try:
             yield b"retry: 2000\n\n"
             while not self.is_closed and is_allowed():
@@ -87,8 +92,6 @@ class Feed:
                 yield b"event: bye\ndata: {}\n\n"
         finally:
             self.watchers -= 1
-            if not self.watchers and not self.is_closed:
-                self._watched.clear()
 
     async def run(self) -> None:
         """Look and tell until the feed closes."""
@@ -96,9 +99,11 @@ class Feed:
         version: object = None
         read_at = history_at = -REFRESH_SECONDS
         while not self.is_closed:
-            if not self._watched.is_set():
-                await self._watched.wait()
-                version = None  # Whoever comes first sees the queue as it is now.
+            if not self.watchers:
+                await self._arrived.wait()
+            if self._arrived.is_set() and not self.is_closed:
+                self._arrived.clear()
+                version, self._trouble = None, ""  # Who comes first is told how it is now.
             begun = loop.time()
             try:
                 latest = await self.call(self._reader.version)
@@ -120,7 +125,8 @@ class Feed:
                 logger.exception("the page can not be read")
                 self._tell_trouble(f"internal error: {type(error).__name__}: {error}")
             spent = loop.time() - begun
-            await self._rest(max(LOOK_SECONDS, REST_FACTOR * spent))
+            await _wait(self._closing, LOOK_SECONDS)
+            await _wait(self._arrived, min(REST_FACTOR * spent, REST_SECONDS_MAX) - LOOK_SECONDS)
 
     def _tell_trouble(self, text: str) -> None:
         """Say once what is wrong; the numbers on the page stay as they were last seen."""
@@ -136,9 +142,10 @@ class Feed:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
-    async def _rest(self, seconds: float) -> None:
-        """Wait, but not after the feed was closed."""
-        if not self.is_closed:  # Nobody but `close` sets this event: `_tell` has put a new one.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await self._changed.wait()
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    """Wait for an event, or so long."""
+    if seconds > 0:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await event.wait()

@@ -9,21 +9,20 @@ It also notices what becomes of the file: a disk that failed, a file that was re
 one in its place, which is opened anew.
 """
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, Final, Protocol, TypeVar, cast
 
-from killproof import metrics, pausing, presence
+from killproof import listing, metrics, pausing, presence
 from killproof.core import barrier, model
 from killproof.core import host as core_host
 from killproof.core.clock import Clock, SystemClock
 from killproof.core.errors import FileRefused, KillproofError
 from killproof.core.host import Host
 from killproof.core.jobs import Queue
-from killproof.listing import as_row
-from killproof.web_listing import page
 
 #: What any one read may take; counting ten million index entries takes less.
 READ_SECONDS_MAX: Final = 2.0
@@ -195,6 +194,7 @@ class Reader:
                 "oldest_waiting_ms": metrics.oldest_ms(queue),
                 "waiting": {str(kind): count for kind, count in waiting},
                 "running": {str(kind): count for kind, count in running},
+                "failures": failures(queue, now_ms),
             }
 
     def history(self) -> dict[str, object]:
@@ -213,14 +213,22 @@ class Reader:
                     "untold": sum(one.lives is None for one in workers),
                 },
                 "closed": [asdict(one) for one in pausing.closed(queue)],
-                "failures": [
-                    as_row(job, now_ms)
-                    for job in page(queue, state="dead", limit=FAILURES_SHOWN).jobs
-                ],
             }
 
 
 DATA_VERSION: Final = "PRAGMA data_version"
+
+LATEST_DEAD: Final = """
+    SELECT id FROM job WHERE state = 'dead' AND finished_ms IS NOT NULL
+     ORDER BY finished_ms DESC, id DESC LIMIT :limit"""
+
+
+def failures(queue: Queue, now_ms: int) -> list[dict[str, object]]:
+    """Return the latest dead letters as `killproof dead --json` does; advisory."""
+    ids = [job_id for (job_id,) in queue.database.peek(LATEST_DEAD, {"limit": FAILURES_SHOWN})]
+    rows = queue.database.peek(listing.READ, {"ids": json.dumps(ids)})
+    return [listing.as_row(job, now_ms) for job in listing.of_rows(rows)]
+
 
 WAITING: Final = """
     SELECT kind, count(*) FROM job WHERE state = 'available'

@@ -31,7 +31,7 @@ function overview(page) {
   const kinds = h("tbody");
   const kindTable = table("Kinds of job", [["Kind", "text"], ["Waiting", "num"], ["Running", "num"],
     ["Failed", "num"], ["Mean time", "num"], ["p95", "num wide"], ["Starts", "wide"],
-    ["", "act"]], kinds);
+    ["Action", "act"]], kinds);
   const noKinds = empty("No jobs yet. Put one in: ",
     h("code", null, "killproof enqueue hello '{\"name\": \"Ada\"}'"));
   const failures = h("div");
