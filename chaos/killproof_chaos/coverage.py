@@ -48,6 +48,9 @@ LIMITED: Final = "a limit was reached while further jobs of it waited"
 SLOTS_KILLED: Final = "a dispatcher was killed while several of its slots had jobs"
 SLOTS_PAUSED: Final = "a dispatcher was stopped while several of its slots had jobs"
 SLOT_KILLED: Final = "a worker was killed with the job of a schedule in hand"
+STEP_KILLED: Final = "a worker was killed in a step of a workflow, and the step was taken up again"
+RUN_FAILED: Final = "a run failed with one of its steps, and another succeeded"
+REMEMBERED: Final = "a handler was given a result that an attempt before it had recorded"
 LIMITED_KILL: Final = "a worker was killed while its job was the last that a limit let run"
 
 #: Where nobody gets without a nemesis: no handler fails by itself, no worker stops by itself.
@@ -65,6 +68,9 @@ MIXED: Final = (
     (SLOTS_PAUSED, "dispatcher", ("pause",)),
     (LIMITED, "limits", ()),
     (SLOT_KILLED, "schedule", ("kill",)),
+    (STEP_KILLED, "workflow", ("kill",)),
+    (RUN_FAILED, "workflow", ("handler",)),
+    (REMEMBERED, "workflow", ("handler",)),
     (LIMITED_KILL, "limits", ("kill",)),
 )
 
@@ -200,7 +206,9 @@ class _Facts:
 
     def __init__(self, store: Store, faults: list[dict[str, Any]]) -> None:
         self.faults = faults
-        self.changes = [record for _, record in store.read(store.audit) if record is not None]
+        moves = [record for _, record in store.read(store.audit) if record is not None]
+        self.changes = [record for record in moves if "run" not in record]
+        self.runs = [record for record in moves if "run" in record]
         self.history = [record for path in store.history_files() for record in _read(store, path)]
         self.effects = [record for path in store.effect_files() for record in _read(store, path)]
         self.repeats = [record for _, record in store.read(store.path / REPEATS)]
@@ -355,17 +363,42 @@ def _had_several(facts: _Facts, name: str) -> bool:
     return any(len(leases) > 1 for leases in held.values())
 
 
-def _slot_killed(facts: _Facts) -> bool:
-    """Some job of a schedule was claimed by a process that was killed, and then again."""
-    fired = {
-        str(change["job"])
-        for change in facts.changes
-        if facts.prefixes and str(change.get("key", "")).startswith(facts.prefixes)
-    }
+def _taken_up_again(facts: _Facts, jobs: set[str]) -> bool:
+    """Some of these jobs was claimed by a process that was killed, and then again."""
     killed = {fault["pid"] for fault in facts.of("kill")}
-    claims = [record for record in facts.claims() if str(record["job"]) in fired]
+    claims = [record for record in facts.claims() if str(record["job"]) in jobs]
     held = {(str(r["job"]), r["fence"]) for r in claims if r["pid"] in killed}
     return any((str(r["job"]), r["fence"] - 1) in held for r in claims)
+
+
+def _slot_killed(facts: _Facts) -> bool:
+    """Some worker was killed with the job of a schedule in hand."""
+    keys = ((str(c["job"]), str(c.get("key", ""))) for c in facts.changes if facts.prefixes)
+    return _taken_up_again(facts, {job for job, key in keys if key.startswith(facts.prefixes)})
+
+
+def _step_killed(facts: _Facts) -> bool:
+    """Some worker was killed with a step in hand."""
+    names = {
+        step["id"]
+        for record in facts.history
+        if record["f"] == "start" and record["type"] == "invoke"
+        for step in record["value"]["steps"]
+    }
+    jobs = {str(c["job"]) for c in facts.changes if c.get("harness_id") in names}
+    return _taken_up_again(facts, jobs)
+
+
+def _remembered(facts: _Facts) -> bool:
+    """Some handler ended with more results of remembered steps than it had run."""
+    ran: dict[tuple[Any, Any], set[str]] = {}
+    for record in facts.effects:
+        key = record["job"], record.get("fence")
+        if record["what"] == "step":
+            ran.setdefault(key, set()).add(record["name"])
+        elif record["what"] == "end" and set(record.get("read", ())) - ran.get(key, set()):
+            return True
+    return False
 
 
 def _killed_at_limit(facts: _Facts) -> bool:
@@ -406,6 +439,9 @@ SHOWN: Final[tuple[tuple[str, Callable[[_Facts], bool]], ...]] = (
     (SLOTS_KILLED, lambda f: _had_several(f, "kill")),
     (SLOTS_PAUSED, lambda f: _had_several(f, "pause")),
     (SLOT_KILLED, _slot_killed),
+    (STEP_KILLED, _step_killed),
+    (RUN_FAILED, lambda f: {"failed", "succeeded"} <= {record["new"] for record in f.runs}),
+    (REMEMBERED, _remembered),
     (LIMITED, lambda f: any(waiting for _, waiting in _at_limit(f))),
     (LIMITED_KILL, _killed_at_limit),
 )

@@ -10,6 +10,7 @@ nothing for it.  `--mix plain` leaves all of them out.  What was asked stands in
 | `dispatcher` | one worker process of four has several slots, and handlers that are coroutines |
 | `limits`     | some kinds of job are limited, as the target's `mix_parameters` say |
 | `schedule`   | a schedule of the target's `mix_parameters` fires while workers are killed |
+| `workflow`   | runs of a few steps, and jobs whose handler remembers what it has done |
 """
 
 import json
@@ -21,10 +22,10 @@ from typing import Any, Final
 from killproof_chaos.plan import Options
 from killproof_chaos.workload import CAPABILITIES
 from killproof_evidence.contract import Contract
-from killproof_evidence.target import Target
+from killproof_evidence.target import RunMapping, Target
 
 #: Promises about a capability: a run that does not ask for it has no evidence on them.
-PROMISES: Final = {"P22": "limits", "P24": "backup"}
+PROMISES: Final = {"P22": "limits", "P23": "workflow", "P24": "backup"}
 FILE: Final = "mix.json"
 
 
@@ -45,6 +46,12 @@ def contract_of(target: Target, capabilities: Iterable[str]) -> Contract:
     for name in sorted(asked & added.keys()):
         parameters |= added[name]
     return replace(contract, promises=promises, parameters=parameters)
+
+
+def runs_of(target: Target, capabilities: Iterable[str]) -> RunMapping | None:
+    """Return where the runs of workflows are found, if the run asks for any."""
+    runs: RunMapping | None = getattr(target, "runs", None)
+    return runs if "workflow" in capabilities else None
 
 
 def write(place: Path, capabilities: Iterable[str]) -> None:

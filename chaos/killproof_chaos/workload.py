@@ -19,9 +19,21 @@ from typing import Any, Final
 #: Enough to keep some worker busy and some idle: recovery is measured with idle peers.
 JOBS_PER_SECOND: Final = 70
 #: What a queue may have besides jobs, and what a run then asks of it (see `mix`).
-CAPABILITIES: Final = ("backup", "dispatcher", "limits", "schedule")
+CAPABILITIES: Final = ("backup", "dispatcher", "limits", "schedule", "workflow")
 #: The first backup comes when there is something to copy, then one every so often.
 BACKUP_MS: Final = (1_500, 2_500)
+#: A run of a workflow, and a job that remembers its steps, for each so many jobs.
+RUN_EVERY: Final = 24
+MEMO_EVERY: Final = 18
+STEP: Final = "step"  #: the kind of both
+LONG_STEP: Final = "sleep:0.15"
+MEMO: Final = ("fetch", "parse", "store")
+#: A chain, a diamond, and a fan-out with its join.
+GRAPHS: Final[tuple[dict[str, tuple[str, ...]], ...]] = (
+    {"a": (), "b": ("a",), "c": ("b",)},
+    {"a": (), "b": ("a",), "c": ("a",), "d": ("b", "c")},
+    {"a": (), "b": ("a",), "c": ("a",), "d": ("a",), "e": ("b", "c", "d")},
+)
 KINDS: Final = ("webhook", "report", "scrape", "backup", "import")
 SINKS: Final = ("log", "table", "http")
 WORDS: Final = frozenset({"ok", "raise", "permanent", "exit", "abort", "unjsonable"})
@@ -74,6 +86,8 @@ class Job:
     max_attempts: int = 5
     script: tuple[str, ...] = ("ok",)  #: one word for each attempt; the last repeats
     sink: str = "log"
+    needs: tuple[str, ...] | None = None  #: steps of the same run; None: it is no step of one
+    memo: tuple[str, ...] = ()  #: what its handler does in steps whose results are remembered
     snooze: bool = False  #: the first delivery is put off, where the target can; no attempt
     body_bytes: int = USERS_BODY  #: length of the text that fills the payload
     body: Any = None  #: the user's payload, where there is one
@@ -83,6 +97,10 @@ class Job:
         users = self.body_bytes == USERS_BODY
         body = self.body if users else text_of(self.id, self.body_bytes)
         payload = {"id": self.id, "script": list(self.script), "sink": self.sink, "body": body}
+        if self.needs is not None:
+            payload["needs"] = list(self.needs)
+        if self.memo:
+            payload["memo"] = list(self.memo)
         return payload | {"snooze": True} if self.snooze else payload
 
     def options(self) -> dict[str, Any]:
@@ -110,17 +128,16 @@ class Operation:
     at_ms: int  #: due so long after the start of the run
     job: Job | None = None  #: to enqueue
     of: str | None = None  #: harness id of the job to cancel or replay
+    run: str | None = None  #: of a workflow, to start
+    steps: tuple[Job, ...] = ()  #: of that run
 
     def record(self) -> dict[str, Any]:
         """Return the operation as it stands in plan.json."""
         record: dict[str, Any] = {"f": self.f, "at_ms": self.at_ms}
         if self.job is not None:
-            default = Job(id="", kind="")
-            record["job"] = {
-                each.name: value
-                for each in fields(Job)
-                if (value := getattr(self.job, each.name)) != getattr(default, each.name)
-            }
+            record["job"] = _written(self.job)
+        if self.run is not None:
+            record |= {"run": self.run, "steps": [_written(job) for job in self.steps]}
         if self.of is not None:
             record["of"] = self.of
         return record
@@ -129,9 +146,29 @@ class Operation:
     def of_record(cls, record: dict[str, Any]) -> "Operation":
         """Read an operation of plan.json."""
         job = record.get("job")
-        if job is not None:
-            job = Job(**{**job, "script": tuple(job.get("script", ("ok",)))})
-        return cls(f=record["f"], at_ms=record["at_ms"], job=job, of=record.get("of"))
+        return cls(
+            f=record["f"],
+            at_ms=record["at_ms"],
+            job=None if job is None else _read_job(job),
+            of=record.get("of"),
+            run=record.get("run"),
+            steps=tuple(_read_job(step) for step in record.get("steps", ())),
+        )
+
+
+def _written(job: Job) -> dict[str, Any]:
+    """Return what of a job is not the default."""
+    default = Job(id="", kind="")
+    return {
+        each.name: value
+        for each in fields(Job)
+        if (value := getattr(job, each.name)) != getattr(default, each.name)
+    }
+
+
+def _read_job(record: dict[str, Any]) -> Job:
+    lists = {n: tuple(record[n]) for n in ("script", "needs", "memo") if record.get(n) is not None}
+    return Job(**record | lists)
 
 
 def text_of(name: str, length: int) -> str:
@@ -181,10 +218,50 @@ def make(
         if number % REAP_EVERY == 0:
             operations.append(Operation(f="reap", at_ms=at_ms))
         operations.extend(_follow(job, at_ms, source))
+        if "workflow" in capabilities:
+            operations.extend(_workflows(number, at_ms, trouble, seed))
     for operations in lists:
         operations.sort(key=lambda operation: operation.at_ms)
     maintenance = _maintenance(seconds, capabilities)
     return [*lists, maintenance] if maintenance else lists
+
+
+def _workflows(number: int, at_ms: int, trouble: bool, seed: int) -> list[Operation]:
+    """Return what goes through workflows: a run, or a job whose handler remembers its steps.
+
+    The draws are its own, so that the other jobs are the same with and without it.
+    """
+    source = random.Random(f"workflow {seed} {number}")
+    found = []
+    if number % RUN_EVERY == 0:
+        run = f"r{number}"
+        # The first run of all fails for certain; of the others the first step is long enough to be
+        # killed in.
+        first = ("permanent",) if trouble and number == 0 else (LONG_STEP,)
+        steps = tuple(
+            Job(
+                id=f"{run}.{step}",
+                kind=STEP,
+                priority=source.choice((2, 5, 7)),
+                max_attempts=source.choice((4, 5)),
+                script=_script(source, trouble) if needs else first,
+                sink=source.choices(SINKS, weights=(60, 25, 15))[0],
+                needs=tuple(f"{run}.{need}" for need in needs),
+                body_bytes=20,
+            )
+            for step, needs in source.choice(GRAPHS).items()
+        )
+        found.append(Operation(f="start", at_ms=at_ms, run=run, steps=steps))
+    if number % MEMO_EVERY == 1:
+        job = Job(
+            id=f"m{number}",
+            kind=STEP,
+            memo=MEMO,
+            script=("raise", "ok") if trouble and source.random() < 0.3 else ("ok",),
+            body_bytes=20,
+        )
+        found.append(Operation(f="enqueue", at_ms=at_ms, job=job))
+    return found
 
 
 def _maintenance(seconds: float, capabilities: Sequence[str]) -> list[Operation]:

@@ -37,10 +37,16 @@ from killproof_evidence.records import RecordWriter, without_alarms
 SINK_TIMEOUT: Final = 30.0
 #: The exit status of a handler that is told to exit: not 0, not 1, not a signal's.
 EXIT_STATUS: Final = 70
+#: What a remembered step takes.
+REMEMBERED_SECONDS: Final = 0.03
 #: Of a SHA-256: enough that two results of a run never look alike.
 DIGEST_CHARS: Final = 16
 #: Words that end the attempt without an effect.
 FAILS_BEFORE: Final = frozenset({"raise", "permanent", "hang", "exit"})
+
+
+#: Takes a step's name and what it does; returns what it returned, now or in an attempt before.
+Remember = Callable[[str, Callable[[], dict[str, Any]]], object]
 
 
 class ScriptedFailure(Exception):
@@ -59,6 +65,7 @@ def run(
     fence: int | None = None,
     sync: Callable[[str], None] | None = None,
     saw: Mapping[str, object] | None = None,
+    remember: Remember | None = None,
 ) -> dict[str, Any]:
     """Play one attempt of a job and leave its traces in the effect log.
 
@@ -69,6 +76,8 @@ def run(
         fence: the fencing token of the lease, where the queue has one.
         sync: called with `handler.start`, `handler.effect` and `handler.end` as they pass.
         saw: of a step of a workflow, what the steps that it needs have returned, by their names.
+        remember: called with each name in the payload's `memo` and a function: it returns what an
+            attempt before this has got from that function, or calls it.
 
     Returns:
         The handler's result: the id, the attempt and the word that was played.
@@ -77,7 +86,7 @@ def run(
         ScriptedFailure: the script wants this attempt to fail.
         OSError: the HTTP sink did not answer; the effect may have been made.
     """
-    playing = _play(payload, job, attempt, fence, sync, saw)
+    playing = _play(payload, job, attempt, fence, sync, saw, remember)
     try:
         wait = next(playing)
         while True:
@@ -140,6 +149,7 @@ def _play(
     fence: int | None,
     sync: Callable[[str], None] | None,
     saw: Mapping[str, object] | None,
+    remember: Remember | None = None,
 ) -> Generator[Wait, None, dict[str, Any]]:
     """Play an attempt; yield what it has to wait for, and return its result."""
     folder = Path(os.environ["KILLPROOF_EFFECTS"])
@@ -154,6 +164,10 @@ def _play(
     # Before anything else: a kill from here on leaves a start that the queue must account for.
     log.append("start", facts | seen)
     _pass(sync, "handler.start")
+    read: dict[str, str] = {}
+    if remember is not None:
+        for step in payload.get("memo") or ():
+            read[step] = digest_of(remember(step, partial(_remembered, log, facts, step)))
     script = payload.get("script") or ["ok"]
     word, _, seconds = str(script[min(attempt, len(script)) - 1]).partition(":")
     if word in {"sleep", "hang"}:
@@ -168,7 +182,9 @@ def _play(
         log.append("effect", facts)
     _pass(sync, "handler.effect")
     result: dict[str, Any] = {"id": name, "attempt": attempt, "outcome": word}
-    returned = {} if saw is None else {"result": digest_of(result)}
+    returned: dict[str, Any] = {} if saw is None else {"result": digest_of(result)}
+    if read:
+        returned["read"] = read
     log.append("end", facts | returned | {"outcome": word})
     if word == "abort":
         # Its word is on record, as that of `exit`: this death needs no other explanation.
@@ -176,6 +192,14 @@ def _play(
     _pass(sync, "handler.end")
     if word == "unjsonable":
         result["value"] = {1, 2, 3}
+    return result
+
+
+def _remembered(log: "_EffectLog", facts: dict[str, Any], name: str) -> dict[str, Any]:
+    """Be one of the steps whose results are to be remembered."""
+    time.sleep(REMEMBERED_SECONDS)
+    result = {"step": name, "fence": facts["fence"]}
+    log.append("step", facts | {"name": name, "result": digest_of(result)})
     return result
 
 

@@ -187,7 +187,10 @@ class MixedTarget(Target, Protocol):
     below that of the queue, and returns the copy's path relative to the queue's folder. `limits`:
     `prepare` has set the limits that `mix_parameters` declare. `schedule`: likewise the schedules;
     the audit and the snapshot give a job of one its key as the harness's name. `dispatcher`: a
-    worker whose `$KILLPROOF_PROCESS` begins with d has several slots.
+    worker whose `$KILLPROOF_PROCESS` begins with d has several slots. `workflow`:
+    `client.start(run, steps)` starts a run of that name in one transaction, each step an object
+    with `id`, `kind`, `payload`, `needs` (ids) and the options of an enqueue, and returns `{"run":
+    the queue's id, "jobs": {id: the queue's id}}`; `runs` says where the runs are found.
     """
 
     capabilities: frozenset[str]

@@ -49,6 +49,9 @@ def test_the_manifest_of_killproof_is_every_phase_of_the_design_by_kill_and_by_p
         "a dispatcher was killed while several of its slots had jobs",
         "a dispatcher was stopped while several of its slots had jobs",
         "a worker was killed with the job of a schedule in hand",
+        "a worker was killed in a step of a workflow, and the step was taken up again",
+        "a run failed with one of its steps, and another succeeded",
+        "a handler was given a result that an attempt before it had recorded",
         "a limit was reached while further jobs of it waited",
         "a worker was killed while its job was the last that a limit let run",
     }

@@ -44,12 +44,13 @@ STRIKES: Final = frozenset(
 def prepare(target: Target, place: Path, database: Path, plan: Plan) -> None:
     """Make the empty queue, the audit's triggers and the table of effects."""
     place.mkdir()
-    kinds = sorted({op.job.kind for ops in plan.operations for op in ops if op.job is not None})
+    jobs = [job for ops in plan.operations for op in ops for job in (op.job, *op.steps)]
+    kinds = sorted({job.kind for job in jobs if job is not None})
     (place / "kinds.json").write_text(json.dumps(kinds), encoding="utf-8")
     mix.write(place, plan.capabilities)
     target.prepare(place)
     if target.audit is not None:
-        install_audit(database, target.audit)
+        install_audit(database, target.audit, mix.runs_of(target, plan.capabilities))
         with closing(sqlite3.connect(database)) as db:
             db.execute(EFFECT_TABLE)
             db.commit()
@@ -68,7 +69,7 @@ def finish(
     copy = store.db / database.name
     durability = None
     if target.audit is not None:
-        dump_audit(copy, target.audit, store.audit)
+        dump_audit(copy, target.audit, store.audit, mix.runs_of(target, mix.read(store.db)))
         _dump_effects(copy, store)
         durability = _durability(copy)
     store.write_snapshot(target.snapshot(store.db))
@@ -206,7 +207,7 @@ class _Turns:
         self._clock = WallClock.of_records(r for _, r in store.read(store.nemesis) if r is not None)
         free: dict[str, dict[str, Any]] = {}
         for _, change in store.read(store.audit):
-            if change is None:
+            if change is None or "job" not in change:
                 continue
             job = str(change["job"])
             if change["new"] == "available":

@@ -11,6 +11,7 @@ import signal
 import sqlite3
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any, Final
 from killproof_chaos import hook
 from killproof_chaos.plan import Plan
 from killproof_chaos.recording import Recorder, open_recorder, process_name
-from killproof_chaos.workload import WAITING_MS, Operation
+from killproof_chaos.workload import WAITING_MS, Job, Operation
 from killproof_evidence.evidence import payload_digest
 from killproof_evidence.records import RecordWriter
 from killproof_evidence.store import Store
@@ -153,6 +154,8 @@ def perform(client: Client, recorder: Recorder, operation: Operation, ids: dict[
             reap = getattr(client, "reap", None)
             if reap is not None:
                 recorder.call("reap", reap, told=lambda result: {"value": result})
+        elif operation.run is not None:
+            _start(client, recorder, operation.run, operation.steps)
         elif operation.f == "backup":
             backup = getattr(client, "backup", None)
             assert backup is not None, "the target announces the capability `backup`"
@@ -170,6 +173,24 @@ def perform(client: Client, recorder: Recorder, operation: Operation, ids: dict[
         # The producer of a real program would report it and go on; the history has the text.
         if not isinstance(error, Indefinite):
             return
+
+
+def _start(client: Client, recorder: Recorder, run: str, jobs: Sequence[Job]) -> None:
+    """Start a run of a workflow; in the history it is the enqueue of each of its steps."""
+    start = getattr(client, "start", None)
+    assert start is not None, "the target announces the capability `workflow`"
+    steps = [
+        {"id": job.id, "kind": job.kind, "payload": job.payload(), "needs": job.needs}
+        | job.options()
+        for job in jobs
+    ]
+    asked = [job.summary() | {"digest": payload_digest(job.payload())} for job in jobs]
+    recorder.call(
+        "start",
+        lambda: start(run, steps),
+        value={"run": run, "steps": asked},
+        told=lambda result: {"value": result},
+    )
 
 
 class _Sink(BaseHTTPRequestHandler):
@@ -238,7 +259,7 @@ def observe(database: Path, table: str, state: str, told: Path) -> None:
     """Write the number of jobs in each state to the file `told`, again and again, until SIGTERM."""
     stopped = stop_on_sigterm()
     count = f"SELECT {state}, count(*) FROM {table} GROUP BY 1"  # noqa: S608 - the adapter's names
-    inserted = "SELECT count(*) FROM killproof_audit WHERE old IS NULL"
+    inserted = "SELECT count(*) FROM killproof_audit WHERE old IS NULL AND job IS NOT NULL"
     number = 0
     with closing(sqlite3.connect(database, timeout=30, isolation_level=None)) as db:
         while not stopped.wait(OBSERVE_SECONDS):

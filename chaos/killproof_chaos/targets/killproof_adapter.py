@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from killproof import (
     DatabaseBusy,
@@ -28,6 +28,7 @@ from killproof import (
     backup,
     maintenance,
     operations,
+    workflow_tables,
 )
 from killproof.core import model, sync
 from killproof.core.database import Transaction
@@ -35,6 +36,7 @@ from killproof.core.host import KernelLocks
 from killproof.limits import Limits
 from killproof.schedule import KEY_PREFIX, Schedules
 from killproof.worker import Handlers, Worker
+from killproof.workflow import Workflow, Workflows
 from killproof_chaos import hook, mix, phases
 from killproof_chaos.plan import DISPATCHER
 from killproof_chaos.recording import Recorder, Result, open_recorder, process_name
@@ -43,7 +45,7 @@ from killproof_chaos.targets.killproof_played import named, play
 from killproof_chaos.workload import KINDS
 from killproof_evidence.contract import DELETED, START, TERMINAL, Contract
 from killproof_evidence.records import without_alarms
-from killproof_evidence.target import AuditMapping, Definite, Indefinite, JobRow
+from killproof_evidence.target import AuditMapping, Definite, Indefinite, JobRow, RunMapping
 
 if TYPE_CHECKING:
     from killproof_chaos.engines.crash_session import Session
@@ -72,6 +74,7 @@ CONTRACT: Final = Contract(
         "P1": "power",
         "P6": "transaction",
         "P22": True,
+        "P23": True,
         "P24": True,
     },
     parameters={
@@ -96,6 +99,8 @@ LIMITS: Final[Mapping[str, Mapping[str, Any]]] = {
 TICK: Final = "tick"
 TICK_MS: Final = 700
 TICK_PAYLOAD: Final = {"id": TICK, "script": ["sleep:0.25"], "sink": "log"}
+#: The name of all workflows; what tells them apart is their graph.
+WORKFLOW: Final = "chaos"
 #: Promotion and the reaping that a claim does share the claim's transaction.
 NOT_OFFERED: Final = frozenset({"promote.locked", "promote.committed", "promote.synced"})
 
@@ -260,7 +265,7 @@ class KillproofTarget:
     contract = CONTRACT
     sync_points = frozenset(phases.PHASES) - NOT_OFFERED
     database = "queue.db"
-    capabilities = frozenset({"backup", "dispatcher", "limits", "schedule"})
+    capabilities = frozenset({"backup", "dispatcher", "limits", "schedule", "workflow"})
     mix_parameters: Mapping[str, Mapping[str, Any]] = {
         "limits": {"limits": LIMITS},
         "schedule": {"schedules": {TICK: {"every_ms": TICK_MS, "prefix": f"{KEY_PREFIX}{TICK}:"}}},
@@ -282,6 +287,8 @@ class KillproofTarget:
         payload=f"CASE WHEN NEW.key LIKE '{KEY_PREFIX}%' THEN json_object('id', NEW.key)"
         " ELSE NEW.payload END",
     )
+
+    runs = RunMapping(table="workflow_run", id="id", state="state", name="key")
 
     def prepare(self, place: Path) -> None:
         """Make an empty queue."""
@@ -379,6 +386,9 @@ def set_up(queue: Queue, asked: Set[str]) -> None:
         limits = Limits(queue)
         for name, rules in LIMITS.items():
             limits.set(name, **rules)
+    if "workflow" in asked:
+        with queue.transaction() as tx:
+            workflow_tables.ensure(tx)
     if "schedule" in asked:
         # A whole multiple of the interval: so nobody has to be told when it was made.
         first_ms = (time.time_ns() // 1_000_000 // TICK_MS + 1) * TICK_MS
@@ -456,6 +466,23 @@ class KillproofClient:
         with _translated():
             return self._queue.reap()
 
+    def start(self, run: str, steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Start a run with all its steps in one transaction."""
+        workflow = Workflow(WORKFLOW)
+        for step in steps:
+            options = {k: v for k, v in step.items() if k not in ("id", "payload", "needs")}
+            workflow.add(
+                _step_of(step["id"]),
+                payload=step["payload"],
+                needs=[_step_of(need) for need in step["needs"]],
+                **options | {"lease": LEASE_SECONDS, "retry": RETRY},
+            )
+        with _translated():
+            number = Workflows(self._queue).start(workflow, key=run)
+            rows = self._queue.database.peek(STEPS, {"run": number})
+        jobs = {f"{run}.{cast(str, name)}": job for name, job in rows}
+        return {"run": number, "jobs": jobs}
+
     def backup(self) -> str:
         """Copy the file while it is open; return the path of the copy below the queue's folder."""
         self._backups.mkdir(exist_ok=True)
@@ -466,6 +493,14 @@ class KillproofClient:
     def close(self) -> None:
         """Close the queue."""
         self._queue.close()
+
+
+STEPS: Final = "SELECT name, job_id FROM workflow_step WHERE run_id = :run"
+
+
+def _step_of(name: str) -> str:
+    """Return the step's own name; the harness's begins with that of the run."""
+    return name.rpartition(".")[2]
 
 
 @contextmanager

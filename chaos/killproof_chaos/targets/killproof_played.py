@@ -8,10 +8,13 @@ from typing import Any, Final
 from killproof.core.database import Transaction
 from killproof.schedule import KEY_PREFIX
 from killproof.worker import Context, Permanent, Snooze
+from killproof.workflow import Step, Workflow, memo
 from killproof_chaos import hook
 from killproof_evidence import effect
 
 SNOOZE_SECONDS: Final = 0.1
+#: A step is told what its needs have returned by the file; of its workflow nothing is asked.
+STEPS: Final = Workflow("chaos")
 RECORD_EFFECT: Final = "INSERT INTO chaos_effect (job, attempt, fence) VALUES (?, ?, ?)"
 
 
@@ -41,6 +44,12 @@ def _one_attempt(context: Context) -> Iterator[tuple[dict[str, Any], dict[str, A
     if payload.get("snooze") and context.job.deliveries == 1:
         raise Snooze(SNOOZE_SECONDS)
     facts: dict[str, Any] = {"attempt": context.job.attempt, "fence": context.lease.fence}
+    if "needs" in payload:
+        run = payload["id"].rpartition(".")[0]
+        results = Step(context, STEPS).results
+        facts["saw"] = {f"{run}.{name}": result for name, result in results.items()}
+    if "memo" in payload:
+        facts["remember"] = memo(context)
     try:
         yield payload, facts | {"job": context.job.id, "sync": hook.hook}
     except effect.ScriptedPermanent as error:
