@@ -628,7 +628,7 @@ class Dispatcher:
     def _is_blocked(self) -> bool:
         asked_ns = self._asked_ns
         since_ns = 0 if asked_ns is None else self._clock.monotonic_ns() - asked_ns
-        return since_ns >= BLOCKED_SECONDS * 1e9
+        return since_ns >= min(BLOCKED_SECONDS * 1e9, self._overdue_grace_ns)
 
     def _run_on_loop(self) -> Run | None:
         """Return whose handler the loop is inside of; any thread."""
@@ -648,7 +648,8 @@ class Dispatcher:
 
         Runs in the heartbeat's thread: the loop may be what hangs.
         """
-        guilty = self._run_on_loop() if self._is_blocked() else None
+        inside = self._run_on_loop()
+        guilty = inside if self._is_blocked() else None
         if all(tenure.ended for tenure in overdue):
             return  # They ended at the last moment.
         self._stopping = True  # What is given back must not be claimed here once more.
@@ -656,7 +657,7 @@ class Dispatcher:
         settlements = []
         for run in list(self._runs.values()):
             cause = overdue.get(run.tenure)
-            where = _stack_of(run) if guilty is None else "".join(format_stack(_main_frame()))
+            where = "".join(format_stack(_main_frame())) if run is inside else _stack_of(run)
             if cause is not None or run is guilty:
                 text = f"handler hangs ({cause or 'blocks'}), leaving it; it was at:\n{where}"
                 self._journal.job(logging.CRITICAL, run.tenure.lease, text)

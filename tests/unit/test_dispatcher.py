@@ -278,6 +278,11 @@ def test_a_plain_handler_and_every_call_to_the_file_run_off_the_loop(stand: Stan
 def test_plain_handlers_are_claimed_for_free_threads_only_and_coroutines_go_on(
     stand: Stand,
 ) -> None:
+    def stop_when_empty() -> None:
+        if not stand.queue.counts()["available"]:
+            stand._stop_when_done()
+
+    stand.at["worker.idle"] = stop_when_empty  # Idle it is also while it asks for some kinds only.
     free, plain_jobs = threading.Event(), []
     seen: list[tuple[int, int]] = []
 
