@@ -23,6 +23,7 @@ from killproof_chaos.sim import (
     Replay,
     Scenario,
     Stage,
+    Unrepeatable,
     Walk,
     explore,
     explore_stage,
@@ -262,3 +263,34 @@ def test_a_target_without_a_host_seam_is_refused_in_one_line() -> None:
 
     with pytest.raises(ValueError, match="'bare' has no open"):
         Stage(Bare(), CLAIM)
+
+
+def test_a_target_that_does_not_repeat_itself_is_no_violation_and_no_pass() -> None:
+    taken: list[int] = []
+
+    def unsteady(me: Actor) -> None:
+        taken.append(1)
+        for _ in range(len(taken) % 3):
+            me.point()
+        me.claim()
+
+    race = Scenario(
+        name="unsteady", text="one changes its mind", actors={"a": unsteady, "b": unsteady}
+    )
+
+    with pytest.raises(Unrepeatable):
+        explore(load("minimal"), race, Dfs(2, prunes=False, reduces=False))
+
+
+def test_an_assertion_that_fails_in_a_target_is_its_error_and_not_the_explorer_s() -> None:
+    def doubts(me: Actor) -> None:
+        assert me.claim() is not None, "there was work"
+
+    race = Scenario(
+        name="doubts",
+        text="two take one job",
+        actors={"a": doubts, "b": doubts},
+        jobs=CLAIM.jobs[:1],
+    )
+
+    assert explore(load("minimal"), race, Dfs(0)).broken == {"error"}

@@ -67,7 +67,7 @@ What is not shown: races inside one SQL statement or inside SQLite, the kernel's
 from killproof_chaos.sim.checking import CheckUnknown, check
 from killproof_chaos.sim.explore import Budget, Exploration, explore, explore_stage, run_one
 from killproof_chaos.sim.judging import Verdict, Violation
-from killproof_chaos.sim.runtime import Event, Faults
+from killproof_chaos.sim.runtime import Event, Faults, Unrepeatable
 from killproof_chaos.sim.scenario import Actor, Scenario, facts_of
 from killproof_chaos.sim.schedulers import (
     Choices,
@@ -95,6 +95,7 @@ __all__ = [
     "Replay",
     "Scenario",
     "Stage",
+    "Unrepeatable",
     "Verdict",
     "Violation",
     "Walk",

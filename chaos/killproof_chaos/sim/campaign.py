@@ -26,7 +26,7 @@ from typing import Any, Final
 from killproof_chaos import targets
 from killproof_chaos.engines.crew import EngineFailed
 from killproof_chaos.sim.explore import Budget, Exploration, explore, run_one
-from killproof_chaos.sim.runtime import Runtime
+from killproof_chaos.sim.runtime import Runtime, Unrepeatable
 from killproof_chaos.sim.scenario import Actor, Scenario
 from killproof_chaos.sim.scenarios import SCENARIOS
 from killproof_chaos.sim.schedulers import Dfs, Pct, Walk, token_of
@@ -313,8 +313,7 @@ def perform(task: Task, board: Board) -> Answer:
         found = explore(
             targets.load(task.target), scenario, scheduler, budget=Budget(seconds=task.seconds)
         )
-    except AssertionError as error:
-        # The explorer's own: the same choices must give the same run, and nothing else is known.
+    except Unrepeatable as error:
         raise EngineFailed(
             f"{task.scenario}: {error}; does the target read a clock, draw a number or start a "
             "thread of its own?"

@@ -78,6 +78,8 @@ def check(
         CheckUnknown: none broke, but not all schedules were played (and `partial` does not allow
             it), or an actor waits for ever, or there was nothing to judge, or the schedule to
             replay can not be followed any more.
+        Unrepeatable: the same schedule gave another run: an actor reads a clock or draws a number
+            that is not the simulator's, or `before` puts back too little.
         ValueError: nobody acts, or the target can not be simulated.
     """
     if not actors:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Final
 
-from killproof_chaos.sim.runtime import Scheduler
+from killproof_chaos.sim.runtime import Scheduler, Unrepeatable
 from killproof_chaos.sim.scenario import Scenario
 from killproof_chaos.sim.schedulers import Dfs, Replay
 from killproof_chaos.sim.stage import Outcome, Stage, uncollected
@@ -83,6 +83,7 @@ def explore(
 
     Raises:
         ValueError: the target can not be simulated; the message says what it lacks.
+        Unrepeatable: the same choices gave another run.
     """
     scheduler = Dfs() if scheduler is None else scheduler
     with Stage(target, scenario) as stage:
@@ -144,5 +145,6 @@ def _keep(found: Exploration, stage: Stage, outcome: Outcome, kinds: set[frozens
     kinds.add(promises)
     again = stage.play(Replay(outcome.choices), keeps_trace=True)
     assert again is not None
-    assert again.evidence == outcome.evidence, "the same choices give the same run"
+    if again.evidence != outcome.evidence:
+        raise Unrepeatable(f"schedule {outcome.token!r} gave another run when it was played again")
     found.violations.append(again)

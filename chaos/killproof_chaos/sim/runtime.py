@@ -16,6 +16,7 @@ exception; whatever clean-up code that meets finds every seam refusing, so nothi
 
 import asyncio.events
 import marshal
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ WALL_STEP_MS: Final = 3_600_000
 #: When a record of the evidence is: something begins, something ends, or neither.
 ALONE, BEGINS, ENDS = range(3)
 MASK: Final = (1 << 64) - 1
+#: Where an object lies, in the text of an error; it is elsewhere in every run.
+_ADDRESS: Final = re.compile(r"\b0x[0-9a-f]{6,}\b")
 
 #: REFUSED is WANTS_LOCK or BLOCKED when the limit of waiting has passed.
 READY, WANTS_LOCK, BLOCKED, REFUSED, WAITING, ENDED = range(6)
@@ -51,6 +54,13 @@ PASS, WALL_FORWARD, WALL_BACK, LOST = "+", "^", "_", "-"
 
 class Crashed(BaseException):
     """Thrown into an actor whose process has died; not an Exception, so that few catch it."""
+
+
+class Unrepeatable(BaseException):
+    """The same choices did not lead to the same run, so nothing that was explored is known.
+
+    Not an Exception, for it is raised in an actor's name too, whose code must not catch it.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -382,7 +392,7 @@ class Runtime:
 
     def fail(self, name: str, error: BaseException) -> None:
         """Note an exception that nobody expected, and who met it."""
-        text = self.plain(f"{type(error).__name__}: {error}")
+        text = _ADDRESS.sub("0x...", self.plain(f"{type(error).__name__}: {error}"))
         self.errors.append((name, text))
         self._before = hash((self._before, name, text))
 
@@ -659,7 +669,7 @@ class Runtime:
                 life.function()
             except Crashed:
                 life.is_dead = True
-            except (GreenletExit, KeyboardInterrupt):
+            except (GreenletExit, KeyboardInterrupt, Unrepeatable):
                 raise
             except BaseException as error:
                 # What the actor's own code does not expect ends its process, as anywhere else; so

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from killproof_chaos.sim.dice import Dice
-from killproof_chaos.sim.runtime import LOST, PASS, WALL_BACK, WALL_FORWARD, Runtime
+from killproof_chaos.sim.runtime import LOST, PASS, WALL_BACK, WALL_FORWARD, Runtime, Unrepeatable
 
 Choice = tuple[int, str]
 Choices = tuple[Choice, ...]
@@ -112,7 +112,13 @@ class Dfs:
         return len(self._known)
 
     def begin(self, runtime: Runtime) -> bool:
-        """Take the next schedule of the lowest level that has one."""
+        """Take the next schedule of the lowest level that has one.
+
+        Raises:
+            Unrepeatable: the last one ended before all that it was told could be done.
+        """
+        if self._at < len(self._prefix):
+            raise Unrepeatable(f"schedule {token_of(self._prefix)!r} was longer before")
         while self._levels and not self._levels.get(self.level):
             self._levels.pop(self.level, None)
             if not self._levels:
@@ -135,7 +141,9 @@ class Dfs:
             self._at += 1
             is_last = self._at == len(self._prefix)
             runtime.idle_until = 0 if is_last else self._prefix[self._at][0]
-            assert label in options, "the same choices lead to the same options"
+            if label not in options:
+                told = token_of(self._prefix)
+                raise Unrepeatable(f"schedule {told!r} was possible before, and {label!r} is not")
             return label
         is_private = not runtime.shares_memory
         reduces = self._reduces and is_private

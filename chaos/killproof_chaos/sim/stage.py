@@ -25,7 +25,14 @@ from killproof_chaos.sim import coroutines
 from killproof_chaos.sim.host import SimHost
 from killproof_chaos.sim.image import Image
 from killproof_chaos.sim.judging import Verdict, integrity, judge, write_store
-from killproof_chaos.sim.runtime import ENDED, Event, Life, Runtime, Scheduler
+from killproof_chaos.sim.runtime import (
+    ENDED,
+    Event,
+    Life,
+    Runtime,
+    Scheduler,
+    Unrepeatable,
+)
 from killproof_chaos.sim.scenario import Actor, Function, Scenario
 from killproof_chaos.sim.schedulers import Choices, token_of
 from killproof_evidence.audit import audit_records, install_audit
@@ -318,7 +325,8 @@ class Stage:
             return self._verdicts[key], key
         self._heal()
         key = hash((runtime.order, runtime.commits))
-        assert not is_private or self._ends.setdefault(end, key) == key, "equal ends heal alike"
+        if is_private and self._ends.setdefault(end, key) != key:
+            raise Unrepeatable("schedules that ended alike were healed to different ends")
         verdict = self._verdicts.get(key) if self._remembers else None
         if verdict is None:
             verdict = self._verdicts[key] = self._judge()

@@ -1,6 +1,8 @@
 """Races of limits: the place that a job takes is taken in the transaction of its claim."""
 
-from typing import Final
+import sqlite3
+from collections.abc import Iterator
+from typing import Any, Final
 
 from killproof_chaos.sim.runtime import Faults
 from killproof_chaos.sim.scenario import Actor, Scenario
@@ -37,4 +39,61 @@ MUTEX_LOST: Final = Scenario(
     parameters=ONE,
     needs=frozenset({"enqueue", "claim", "ack", "limits"}),
 )
-SCENARIOS: Final = (MUTEX, MUTEX_LOST)
+
+
+def _a_token_a_second(me: Actor) -> None:
+    from killproof.limits import Limits
+
+    Limits(me.client).set("report", rate=1, burst=1)
+
+
+RATE: Final = Scenario(
+    name="rate",
+    text="two workers share a token a second, while time passes and the wall clock steps",
+    actors={"w1": work_once, "w2": work_once},
+    jobs=(job(1), job(2)),
+    faults=Faults(passes=1, wall_steps=1),
+    jump=1.0,
+    prepare=_a_token_a_second,
+    promised={"P22": True},
+    parameters={"limits": {"report": {"rate": 1.0, "burst": 1}}},
+    needs=frozenset({"enqueue", "claim", "ack", "limits"}),
+)
+
+#: For as long as a pass of time is.
+PAUSE_SECONDS: Final = 5.0
+
+
+def _open_the_breaker(me: Actor) -> None:
+    from killproof.limits import Limits
+
+    Limits(me.client).breaker("report", failures=1, pause=PAUSE_SECONDS)
+    lease: Any = me.claim()
+    me.nack(lease)
+
+
+def _one_tries(database: sqlite3.Connection) -> Iterator[str]:
+    """Of jobs that find the breaker open, no two may run at once: each worker takes one."""
+    running: set[int] = set()
+    changes = "SELECT job, new FROM killproof_audit WHERE old IS NOT NULL ORDER BY seq"
+    for found, state in database.execute(changes):
+        if state != "leased":
+            running.discard(found)
+        else:
+            running.add(found)
+            if len(running) > 1:
+                yield f"job {found} ran beside the one that tries whether it works again"
+
+
+BREAKER: Final = Scenario(
+    name="breaker",
+    text="two workers find a breaker open; after its pause one tries, and may die of it",
+    actors={"w1": work_once, "w2": work_once},
+    jobs=(job(1), job(2)),
+    faults=Faults(crashes=1, passes=1),
+    jump=PAUSE_SECONDS,
+    prepare=_open_the_breaker,
+    checks={"P22": _one_tries},
+    needs=frozenset({"enqueue", "claim", "ack", "nack", "limits"}),
+)
+SCENARIOS: Final = (MUTEX, MUTEX_LOST, RATE, BREAKER)
