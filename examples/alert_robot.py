@@ -87,7 +87,7 @@ def main(folder: Path) -> dict[str, str]:
         worker = Worker(queue, handlers_for(f"http://127.0.0.1:{server.server_port}/"), poll=0.02)
 
         def watch() -> None:
-            while any(queue.counts()[state] for state in ("available", "retryable", "leased")):
+            while any(map(queue.counts().get, ("available", "retryable", "leased"))):
                 time.sleep(0.02)
             worker.stop()
 

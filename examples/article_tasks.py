@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from contextlib import closing
@@ -76,8 +77,12 @@ def handlers_for(folder: Path) -> Handlers:
         url, timeout = str(payload["url"]), float(payload.get("timeout", 30))
 
         def get() -> list[str]:
-            with urllib.request.urlopen(url, timeout=timeout) as reply:  # Raises for 4xx and 5xx.
-                return str(reply.read(), "utf-8").splitlines()
+            try:
+                with urllib.request.urlopen(url, timeout=timeout) as reply:
+                    return str(reply.read(), "utf-8").splitlines()
+            except urllib.error.HTTPError as error:
+                with error:  # 4xx and 5xx: tried again, with the policy's delay.
+                    raise
 
         products = await asyncio.to_thread(get)
         return {"products_scraped": len(products), "source": url}

@@ -60,7 +60,7 @@ def main(folder: Path) -> tuple[int, int]:
         worker = Worker(queue, handlers, poll=0.02)
 
         def watch() -> None:
-            while any(queue.counts()[state] for state in ("available", "retryable", "leased")):
+            while any(map(queue.counts().get, ("available", "retryable", "leased"))):
                 time.sleep(0.02)
             worker.stop()
 

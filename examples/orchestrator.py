@@ -82,7 +82,7 @@ def main(folder: Path) -> tuple[str, list[str]]:
         worker = Worker(queue, handlers_for(queue), poll=0.02)
 
         def watch() -> None:
-            while any(queue.counts()[state] for state in ("available", "retryable", "leased")):
+            while any(map(queue.counts().get, ("available", "retryable", "leased"))):
                 time.sleep(0.02)
             worker.stop()
 

@@ -72,7 +72,7 @@ def main(folder: Path) -> dict[str, str]:
             Workflows(queue).cancel(runs["coffee"])
             (review,) = listing.jobs(queue, state="held")
             unhold(queue, review.id)  # As `killproof unhold ID` does.
-            while any(queue.counts()[state] for state in ("available", "leased", "blocked")):
+            while any(map(queue.counts().get, ("available", "leased", "blocked"))):
                 time.sleep(0.02)
             worker.stop()
 

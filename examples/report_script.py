@@ -52,7 +52,8 @@ def work_until_all_has_ended(queue: Queue, handlers: Handlers) -> None:
     worker = Worker(queue, handlers, poll=0.02)
 
     def watch() -> None:
-        while any(queue.counts()[state] for state in ("available", "retryable", "leased")):
+        # One count for all states: between two, a job could go from one to the other unseen.
+        while any(map(queue.counts().get, ("available", "retryable", "leased"))):
             time.sleep(0.02)
         worker.stop()
 

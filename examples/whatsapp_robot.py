@@ -94,7 +94,7 @@ def main(folder: Path) -> list[str]:
         worker = Worker(queue, handlers_for(f"http://127.0.0.1:{server.server_port}/"), poll=0.02)
 
         def watch() -> None:
-            while any(queue.counts()[state] for state in ("available", "leased")):
+            while any(map(queue.counts().get, ("available", "leased"))):
                 time.sleep(0.02)
             worker.stop()
 
