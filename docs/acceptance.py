@@ -78,7 +78,9 @@ def table_of_lines(article: str) -> str:
         if line.startswith(f"{article}."):
             proof = _proof(test for test in found if line in test.lines)
             if page:
-                stated = f"stated in [{Path(page[0]).name}]({Path(page[0]).name})"
+                stated = "stated above"
+                if Path(page[0]).name != "features.md":
+                    stated = f"stated in [{Path(page[0]).name}]({Path(page[0]).name})"
                 proof = f"{stated}<br>{proof}" if proof else stated
             rows.append(f"| {line} | {KINDS[kind]} | {purpose} | {proof or '**none**'} |")
     return "\n".join(rows)
