@@ -392,7 +392,7 @@ class Runtime:
 
     def fail(self, name: str, error: BaseException) -> None:
         """Note an exception that nobody expected, and who met it."""
-        text = _ADDRESS.sub("0x...", self.plain(f"{type(error).__name__}: {error}"))
+        text = self.plain(f"{type(error).__name__}: {error}")
         self.errors.append((name, text))
         self._before = hash((self._before, name, text))
 
@@ -467,8 +467,10 @@ class Runtime:
         )
 
     def plain(self, text: str) -> str:
-        """Leave the place out of a text, which is another one in every run."""
-        return text.replace(self.hides, "") if self.hides else text
+        """Leave the place of the file and of objects out of a text: they differ in every run."""
+        if self.hides:
+            text = text.replace(self.hides, "")
+        return _ADDRESS.sub("0x...", text)
 
     def advance(self, nanoseconds: int) -> None:
         """Let time pass on both clocks."""
