@@ -17,10 +17,9 @@ from killproof.cli_terminal import (
     Steps,
     existing,
     print_json,
-    shown,
 )
 from killproof.payloads import Payloads, job_of
-from killproof.wording import count_of, size_of
+from killproof.wording import count_of, printable, size_of
 
 app = typer.Typer()
 group = typer.Typer(help="Large payloads, in files beside the database.")
@@ -45,7 +44,7 @@ def check(
         files = found.files - len(found.lost)
         print(f"{count_of(files, 'large payload')} {proven}, {size_of(found.bytes)} in all")
         for job_id, why in found.lost:
-            print(f"job {job_id}: {shown(why)}; restore it from a backup")
+            print(f"job {job_id}: {printable(why)}; restore it from a backup")
         if found.orphans:
             print(f"{count_of(found.orphans, 'file')} without a job: killproof payloads collect")
     if found.lost:
