@@ -628,8 +628,9 @@ def test_no_order_is_changed_by_hand_and_no_task_is_without_its_order(
 
 
 def test_an_order_that_was_put_in_by_sql_is_processed_by_the_workflow_of_that_name(
-    queue: Queue, rows: Rows, connection: sqlite3.Connection
+    place: Path, clock: ManualClock
 ) -> None:
+    """Covers S2.31. The file is the article's; its two seconds of sleep stand for work."""
     orders = Workflow("orders")
     found: list[object] = []
 
@@ -643,12 +644,19 @@ def test_an_order_that_was_put_in_by_sql_is_processed_by_the_workflow_of_that_na
         found.append(step.results["reserve"])
         worker.stop()
 
-    order(connection, "o-1", "reserve", "ship")
-    worker = Worker(queue, orders.handlers, clock=queue.host.clock)
-    worker.run()
+    with (
+        Queue(place / "workflows.db", durability="process", host=Host(clock=clock)) as queue,
+        closing(sqlite3.connect(queue.path, isolation_level=None)) as connection,
+    ):
+        articles.create(queue, ["orders"])
+        connection.row_factory = sqlite3.Row
+        order(connection, "o-1", "reserve", "ship")
+        worker = Worker(queue, orders.handlers, clock=clock)
+        worker.run()
+        (row,) = connection.execute("SELECT * FROM orders")
 
-    assert found == [{"order_id": "o-1", "customer_id": "c-1"}, {"shelf": "A3"}]
-    assert rows("SELECT status FROM orders") == [{"status": "PROCESSED"}]
+        assert found == [{"order_id": "o-1", "customer_id": "c-1"}, {"shelf": "A3"}]
+        assert (row["order_id"], row["status"]) == ("o-1", "PROCESSED")
 
 
 # Making them.

@@ -902,7 +902,7 @@ def test_before_the_first_run_of_a_file_there_are_no_triggers(stand: Stand) -> N
 
 
 def test_no_statement_of_a_trigger_scans_a_table(stand: Stand) -> None:
-    """The statements are explained one by one, NEW and OLD as parameters."""
+    """The statements are explained one by one, NEW and OLD as parameters. Covers S2.25."""
     stand.start({"a": ""})
     explained = 0
     with closing(sqlite3.connect(stand.queue.path)) as connection:
