@@ -11,6 +11,7 @@ import pytest
 
 from killproof import (
     FileRefused,
+    Host,
     Lease,
     ManualClock,
     Queue,
