@@ -1,6 +1,7 @@
 """Runs whose workers are killed with SIGKILL: whole at every moment, and never from zero."""
 
 import os
+import runpy
 import signal
 import sqlite3
 import subprocess
@@ -178,6 +179,29 @@ def test_a_killed_handler_reads_its_stored_steps_and_runs_the_others(here: Place
     assert here.said() == ["first", "second", "third", "third"]
 
 
+ORDERS = Path(__file__).resolve().parent.parent.parent / "examples/orders/orders.py"
+
+
+def test_the_orders_of_the_article_are_processed_with_their_last_task(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Covers S2.7, S2.13, S2.24, S2.29."""
+    orders = runpy.run_path(str(ORDERS))
+
+    assert orders["main"](place) == {"PROCESSED": 2, "REFUNDED": 1}
+    told = capsys.readouterr().out
+    for line in (
+        *("order 17 is run 1", "processing task 5 (charge) of order 18"),
+        *("order 18 is wholly processed", "order 19: receipt-19 is refunded", "no pending task"),
+        *("runs: 1 compensated, 2 succeeded", "order 19: ship failed: nobody carries a piano"),
+    ):
+        assert f"{line}\n" in told
+    with Queue(place / "orders.db") as queue:
+        attempts = [step.attempt for step in workflow_view.run(queue, 2).steps]
+        assert attempts == [1, 3, 1]
+        assert workflow_view.faults(queue) == []
+
+
 # Killed between any two moments of a transaction: a forked process kills itself there.
 
 MOMENTS = ("begin", "locked", "written", "committed", "synced")
@@ -239,6 +263,35 @@ def snapshot(path: Path) -> list[tuple[object, ...]]:
             "FROM workflow_run AS run JOIN workflow_step AS step ON step.run_id = run.id "
             "JOIN job ON job.id = step.job_id ORDER BY step.job_id"
         ).fetchall()
+
+
+def test_a_worker_that_dies_in_the_last_task_leaves_its_order_pending(place: Path) -> None:
+    """Goal: PROCESSED and the success of the run are one.  Covers S2.2, S2.12, S2.29."""
+    orders = runpy.run_path(str(ORDERS))
+    path, handlers = place / "orders.db", orders["handlers"]
+
+    def standing() -> list[tuple[object, ...]]:
+        with closing(sqlite3.connect(path)) as connection:
+            return connection.execute(
+                "SELECT status, state FROM orders JOIN workflow_run ON key = order_id"
+            ).fetchall()
+
+    def work(kind: str) -> None:
+        with Queue(path) as queue:
+            lease = claimed(queue, kind)
+            tenure = Tenure(lease, now_ns=queue.host.clock.monotonic_ns())
+            result = handlers[kind].function(Context(queue, tenure, queue.host.clock))
+            if not tenure.completed:
+                queue.ack(lease, result)
+
+    with Queue(path) as queue:
+        orders["place_order"](queue, "17", "customer-1", "book")
+    work("orders.reserve")
+    work("orders.charge")
+    killed_at("complete.written", lambda: work("orders.ship"))
+    assert standing() == [("PENDING", "running")]
+    killed_at("complete.committed", lambda: work("orders.ship"))
+    assert standing() == [("PROCESSED", "succeeded")]
 
 
 @pytest.mark.parametrize("act", ["start", "spread", "fail", "cancel"])
