@@ -14,7 +14,8 @@ A move is three commits, in an order in which a kill at any point loses and doub
    also when the job has run there since.
 3. It is *cancelled* in the first file, with its trace.
 
-A move that was cut short is simply called again.
+A move that was cut short is simply called again.  A moved job has all its attempts again, and a
+large payload goes with it: what lies in a file beside the first database is copied to the second.
 """
 
 import sys
@@ -28,6 +29,7 @@ from typing import Self
 
 from killproof import Job, Queue
 from killproof.operations import hold
+from killproof.payloads import Payloads
 
 
 class Router:
@@ -83,6 +85,7 @@ def move(source: Queue, target: Queue, job_id: int) -> bool:
 
 def receive(source: Queue, target: Queue, job: Job) -> None:
     """Put a job of another file in, once, whatever became of it since."""
+    payload = Payloads(source).payload(job)
     with target.transaction() as tx:
         tx.execute(
             "CREATE TABLE IF NOT EXISTS moved_job "
@@ -90,11 +93,12 @@ def receive(source: Queue, target: Queue, job: Job) -> None:
         )
         note = (Path(source.path).name, job.id)
         if tx.execute("INSERT OR IGNORE INTO moved_job VALUES (?, ?)", note).rowcount:
-            target.enqueue(
+            Payloads(target).enqueue(
                 job.kind,
-                job.payload,
+                payload,
                 priority=job.priority,
                 run_at=job.due_ms / 1_000,
+                deadline=None if job.expires_ms is None else job.expires_ms / 1_000,
                 key=job.key,
                 max_attempts=job.max_attempts,
                 lease=job.lease_ms / 1_000,

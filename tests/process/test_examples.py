@@ -21,6 +21,8 @@ from types import ModuleType
 import pytest
 
 from killproof import Queue
+from killproof.operations import hold
+from killproof.payloads import Payloads
 
 EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
 #: Modules for `killproof work`, which README.md, docs/operations.md or test_operations.py run.
@@ -83,15 +85,19 @@ def test_instances_have_a_file_each_and_a_job_moves_between_them_once(place: Pat
     assert sum(states["available"] for states in counts.values()) == 40
     with shards.Router(place, ["lisboa", "porto", "recife", "goa"]) as router:
         old, new = router.queues["porto"], router.queues["goa"]
-        job_id = old.enqueue("invoice", {})
-        job = old.get(job_id)
-        for _ in range(2):  # The move was killed after its second commit, and the job has run.
-            shards.receive(old, new, job)
+        large = "x" * 100_000
+        job_id = Payloads(old).enqueue("invoice", large, deadline=4e9)
+        assert hold(old, job_id)  # A first move was killed after its first commit ...
+        for _ in range(2):  # ... and a second one after its second, and the job has run.
+            shards.receive(old, new, old.get(job_id))
             if (lease := new.claim(["invoice"])) is not None:
+                assert Payloads(new).payload(lease.job) == large
+                assert lease.job.expires_ms == 4_000_000_000_000
                 new.ack(lease)
         assert shards.move(old, new, job_id)
         assert new.counts()["succeeded"] == 1
         assert new.counts()["available"] == 0
+        assert not shards.move(old, new, job_id)
 
 
 def test_an_orchestrator_keeps_its_own_tables_in_the_queue_s_transactions(place: Path) -> None:
