@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from killproof_chaos.sim.runtime import Faults
 from killproof_chaos.sim.scenario import Actor, Scenario
-from killproof_chaos.sim.scenarios.core import job, work_once
+from killproof_chaos.sim.scenarios.core import job, work_once, work_twice
 
 
 def _one_at_once(me: Actor) -> None:
@@ -49,14 +49,26 @@ def _a_token_a_second(me: Actor) -> None:
 
 RATE: Final = Scenario(
     name="rate",
-    text="two workers share a token a second, while time passes and the wall clock steps",
+    text="two workers share a token a second, while a second passes",
     actors={"w1": work_once, "w2": work_once},
     jobs=(job(1), job(2)),
-    faults=Faults(passes=1, wall_steps=1),
+    faults=Faults(passes=1),
     jump=1.0,
     prepare=_a_token_a_second,
     promised={"P22": True},
     parameters={"limits": {"report": {"rate": 1.0, "burst": 1}}},
+    needs=frozenset({"enqueue", "claim", "ack", "limits"}),
+)
+RATE_STEPPED: Final = Scenario(
+    name="rate-stepped",
+    text="the wall clock steps under a token a second: one may start too early, and no second one",
+    actors={"w1": work_twice, "w2": work_once},
+    jobs=(job(1), job(2), job(3)),
+    faults=Faults(wall_steps=1),
+    prepare=_a_token_a_second,
+    promised={"P22": True},
+    # One more than the bucket holds: that is what a step may cost, see docs/limits.md.
+    parameters={"limits": {"report": {"rate": 1.0, "burst": 2}}},
     needs=frozenset({"enqueue", "claim", "ack", "limits"}),
 )
 
@@ -96,4 +108,4 @@ BREAKER: Final = Scenario(
     checks={"P22": _one_tries},
     needs=frozenset({"enqueue", "claim", "ack", "nack", "limits"}),
 )
-SCENARIOS: Final = (MUTEX, MUTEX_LOST, RATE, BREAKER)
+SCENARIOS: Final = (MUTEX, MUTEX_LOST, RATE, RATE_STEPPED, BREAKER)
