@@ -13,6 +13,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -164,6 +165,29 @@ def test_the_second_article_s_four_tasks_run_side_by_side(place: Path) -> None:
     assert re.fullmatch(r"main_\d{8}_\d{6}\.db", copy.name)
     with closing(sqlite3.connect(copy)) as connection:
         assert connection.execute("SELECT count(*) FROM produto").fetchone() == (0,)
+
+
+def test_the_smallest_worker_says_its_slots_and_a_line_for_each_job(place: Path) -> None:
+    """Covers S1.40, S2.37. A word in place of the article's icon, and the error's whole text."""
+    shutil.copy(EXAMPLES / "first_jobs.py", place)
+    with Queue(place / "queue.db") as queue:
+        queue.enqueue("greet", {"name": "Ada"})
+        queue.enqueue("greet", {}, max_attempts=1)
+        command = [sys.executable, "-m", "killproof", "work", "first_jobs", "--slots", "3"]
+        worker = subprocess.Popen(command, cwd=place, stderr=subprocess.PIPE, text=True)
+        deadline = time.monotonic() + SECONDS_MAX
+        while queue.counts()["succeeded"] + queue.counts()["dead"] < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        worker.terminate()
+        lines = worker.communicate(timeout=SECONDS_MAX)[1].splitlines()
+
+    time_of_day = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
+    assert worker.returncode == 0
+    assert re.fullmatch(rf"{time_of_day} INFO process \d+ works on: .*; jobs at once: 3", lines[0])
+    done, failed = sorted(line for line in lines[1:] if "kind=greet" in line)
+    assert re.fullmatch(rf"{time_of_day} INFO job_id=1 kind=greet .*: succeeded in .* s", done)
+    assert re.fullmatch(rf"{time_of_day} WARNING job_id=2 kind=greet .*: KeyError: 'name'", failed)
 
 
 def producer(place: Path, *command: str) -> str:
