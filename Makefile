@@ -9,7 +9,7 @@ PAGES = README.md $(shell find docs -name '*.md')
 .DEFAULT_GOAL := help
 .PHONY: help install check check-all fresh lint format types imports cog cog-check test quick \
     mutations report report-chaos report-contention report-crash report-model \
-    report-power-cut report-schedules clean
+    report-power-cut report-schedules report-watching clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -90,6 +90,9 @@ report-chaos: ## The harness on the queue, ten seeds: reports/chaos-proc.md and 
 
 report-contention: ## The queue beside a plain reference: reports/contention.md.
 	$(BIN)/killproof bench claim --rows 1000000 --stopped --report reports/contention.md
+
+report-watching: ## What 50 open pages cost the workers: reports/watching.md (two minutes).
+	$(BIN)/killproof bench watch --report reports/watching.md
 
 MODEL = $(BIN)/killproof chaos model --store killproof-store/model
 

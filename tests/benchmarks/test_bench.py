@@ -222,3 +222,18 @@ def test_a_folder_that_is_not_there_is_refused(place: Path) -> None:
 
     assert refused.returncode == 64
     assert refused.stderr == "killproof: --dir 'nowhere' is no folder: make it first\n"
+
+
+def test_watchers_are_measured_beside_the_same_workers_without_them(place: Path) -> None:
+    done = bench(
+        *("watch", "--workers", "2", "--watchers", "3", "--seconds", "0.6", "--warmup", "0.1"),
+        *("--rounds", "1", "--durability", "process", "--report", "watching.md"),
+        place=place,
+    )
+    report_text = (place / "watching.md").read_text(encoding="utf-8")
+
+    assert done.returncode == 0, done.stderr
+    assert "3 clients watch while 2 workers run at process: a claim takes" in done.stdout
+    assert "correctness: pass" in done.stdout
+    for word in ("Command: `killproof bench watch", "| seed | 1 |", "## What this does not show"):
+        assert word in report_text

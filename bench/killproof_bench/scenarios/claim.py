@@ -87,12 +87,12 @@ class Step:
     hash_seed: int  #: Shared inside a pair, different between pairs.
 
 
-def order(plan: Plan) -> Iterator[Step]:
+def order(plan: Plan, arms: tuple[str, str] = ARMS) -> Iterator[Step]:
     """Yield every round in the order in which it is to run; the same seed, the same order."""
     coin = random.Random(plan.seed)
     position = 0
     for workers in plan.workers:
-        pair = ARMS
+        pair = arms
         for number in range(plan.rounds):
             turn = number % 2 == 1 or coin.random() < 0.5
             pair = pair[::-1] if turn else pair
