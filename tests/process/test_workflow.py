@@ -185,7 +185,7 @@ ORDERS = Path(__file__).resolve().parent.parent.parent / "examples/orders/orders
 def test_the_orders_of_the_article_are_processed_with_their_last_task(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Covers S2.7, S2.13, S2.24, S2.29."""
+    """Covers S2.24, S2.29, S2.35, S2.38: with the messages and the report of the article."""
     orders = runpy.run_path(str(ORDERS))
 
     assert orders["main"](place) == {"PROCESSED": 2, "REFUNDED": 1}
