@@ -38,7 +38,6 @@ EXIT_FAILED: Final = 3
 
 WORKERS_MAX: Final = 256
 WATCHERS_MAX: Final = 200
-WATCHERS_MAX: Final = 200
 SECONDS_MAX: Final = 3600.0
 ROUNDS_MAX: Final = 100
 ROWS_MAX: Final = 10_000_000
@@ -148,72 +147,6 @@ def stopped(
 
     plan = Plan(workers=(), seed=seed, durability=durability.value)
     _run(plan, None, True, directory, report, as_json)
-
-
-@app.command()
-def watch(
-    workers: Annotated[int, typer.Option(metavar="N", help="Worker processes.")] = 8,
-    watchers: Annotated[int, typer.Option(metavar="N", help="Clients of the page.")] = 50,
-    seconds: Annotated[float, typer.Option(help="Measured time of each round.")] = 8.0,
-    warmup: Annotated[float, typer.Option(help="Seconds before it that do not count.")] = 2.0,
-    rounds: Annotated[int, typer.Option(help="Of each arm; an even number is ABBA.")] = 4,
-    durability: Durable = Level.POWER,
-    seed: Seed = 1,
-    report: Report = None,
-    directory: Dir = Path("."),
-    as_json: AsJson = False,
-) -> None:
-    """Measure what clients that watch `killproof serve` cost the workers, as a ratio."""
-    _within("--workers", workers, 1, WORKERS_MAX)
-    _within("--watchers", watchers, 1, WATCHERS_MAX)
-    _within("--seconds", seconds, 0.1, SECONDS_MAX)
-    _within("--warmup", warmup, 0.0, SECONDS_MAX)
-    _within("--rounds", rounds, 1, ROUNDS_MAX)
-    _check_places(directory, report)
-    from killproof_bench import machine, report_watch
-    from killproof_bench.crew import CrewError
-    from killproof_bench.scenarios import watch as scenario
-    from killproof_bench.scenarios.claim import Plan, Step
-
-    plan = Plan(
-        workers=(workers,),
-        seconds=seconds,
-        warmup_seconds=warmup,
-        rounds=rounds,
-        durability=durability.value,
-        seed=seed,
-    )
-    each = warmup + seconds + OVERHEAD_SECONDS
-
-    def tick(step: Step) -> None:
-        left = (2 * rounds - step.position) * each
-        print(
-            f"round {step.position + 1} of {2 * rounds}, {step.arm}, about {left:.0f} s left",
-            file=sys.stderr,
-        )
-
-    with _scratch(directory) as folder:
-        started, before = datetime.now(UTC), machine.now()
-        try:
-            result = scenario.run(folder, plan, watchers=watchers, tick=tick)
-        except CrewError as error:
-            raise _failed(error) from error
-        told = report_watch.WatchReport(
-            command=f"killproof {shlex.join(sys.argv[1:])}",
-            seed=seed,
-            started=started.isoformat(timespec="seconds"),
-            environment=_environment(folder),
-            seconds=seconds,
-            warmup_seconds=warmup,
-            rounds=rounds,
-            noise=machine.noise(before, machine.now(), []),
-            result=result,
-        )
-    print(report_watch.to_json(told) if as_json else report_watch.terminal(told))
-    if report is not None:
-        report.write_text(report_watch.markdown(told), encoding="utf-8")
-        print(f"report: {report}", file=sys.stderr)
-    raise typer.Exit(EXIT_CODES[result.correctness.verdict])
 
 
 @app.command()
