@@ -23,7 +23,7 @@ from killproof.core.clock import SystemClock
 from killproof.limits import Limits
 from killproof.limits_aging import age, ages
 from killproof.limits_reading import Limit
-from killproof.wording import moment, printable, span
+from killproof.wording import count_of, moment, printable, span
 
 app = typer.Typer()
 limits = typer.Typer(help="Limits that hold over all processes: slots, rates, closings, breakers.")
@@ -234,7 +234,8 @@ def _say(limit: Limit, as_json: bool) -> None:
         rules.append(f"{limit.rate:g} start per second, {limit.burst} at once")
     if limit.breaker is not None:
         one = limit.breaker
-        rules.append(f"{one.failures} failures within {one.window:g} s rest it for {one.pause:g} s")
+        many = count_of(one.failures, "failure")
+        rules.append(f"{many} within {one.window:g} s rest it for {one.pause:g} s")
     kinds = ", ".join(limit.kinds)
     print(f"limit {printable(limit.name)} of {printable(kinds)}: {'; '.join(rules) or 'no rule'}")
     for gate in limit.gates:
