@@ -182,7 +182,9 @@ def _play(
         log.append("effect", facts)
     _pass(sync, "handler.effect")
     result: dict[str, Any] = {"id": name, "attempt": attempt, "outcome": word}
-    returned: dict[str, Any] = {} if saw is None else {"result": digest_of(result)}
+    returned: dict[str, Any] = {}
+    if saw is not None and word != "unjsonable":  # What becomes of that is the queue's to choose.
+        returned["result"] = digest_of(result)
     if read:
         returned["read"] = read
     log.append("end", facts | returned | {"outcome": word})

@@ -43,6 +43,27 @@ def test_a_broken_queue_is_violated_by_the_property_that_it_breaks(
     assert found["witnesses"][0]["lines"], "a violation is proven by the lines it was seen in"
 
 
+def test_what_only_killproof_has_is_caught_when_it_is_broken(place: Path) -> None:
+    """P22, P23 and P24 are seen violated by a run, without any fault but the queue's own."""
+    words = ("--seconds", "2", "--nemesis", "none", "--workers", "4", "--seed", "11", "--json")
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "-m", "killproof", "chaos", "run", "--target", fault.name, *words],
+            cwd=place,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        for fault, _ in adapter.MIXED
+    ]
+    told = [run.communicate(timeout=SECONDS_MAX)[0] for run in runs]
+
+    for (fault, _), text in zip(adapter.MIXED, told, strict=True):
+        properties = json.loads(text)["properties"]
+        violated = [name for name, found in properties.items() if found["verdict"] == "violated"]
+        assert fault.promise in violated, fault.name
+        assert properties[fault.promise]["witnesses"][0]["lines"], fault.name
+
+
 @pytest.mark.parametrize("nemesis", sorted({fault.nemesis for fault, _ in adapter.QUEUES}))
 def test_the_control_breaks_nothing_under_the_same_budget(place: Path, nemesis: str) -> None:
     chosen = ("--nemesis", nemesis) if nemesis else ()

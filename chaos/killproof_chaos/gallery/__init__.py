@@ -1,4 +1,7 @@
-"""Deliberately broken queues: each is `minimal` without one of its rules, and must be caught."""
+"""Deliberately broken queues: each is a healthy one without one of its rules, and must be caught.
+
+Most are made from `minimal`; what only `killproof` has is broken in that.
+"""
 
 from dataclasses import dataclass
 
@@ -13,5 +16,6 @@ class Fault:
     kind: str  #: the class of real-world fault that it stands for
     right: str  #: the line of `minimal` that it lacks
     engine: str = "proc"  #: the engine that must find it within its test's budget
+    control: str = "minimal"  #: the healthy queue that it is made from
     nemesis: str = ""  #: the faults that it takes, where those of a default run do not do
     unreached: frozenset[str] = frozenset()  #: sync points of `minimal` that it never passes

@@ -53,6 +53,9 @@ BUILTIN: Final[Mapping[str, Callable[[], Target]]] = {
         "reads-then-writes",
         "synchronous-normal",
         "acknowledges-before-fsync",
+        "limit-not-counted",
+        "step-starts-early",
+        "copies-without-log",
     )
 }
 

@@ -297,7 +297,11 @@ class KillproofTarget:
 
     def client(self, place: Path) -> "KillproofClient":
         """Open the queue for a producer."""
-        return KillproofClient(Queue(place / self.database, host=_host()), place / BACKUPS)
+        return KillproofClient(self.opened(place), place / BACKUPS)
+
+    def opened(self, place: Path) -> Queue:
+        """Open the queue as its users do."""
+        return Queue(place / self.database, host=_host())
 
     def open(self, place: Path, host: Host) -> Queue:
         """Open the queue on an injected host."""
