@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, cast
 
-from killproof import limits_reading, listing, presence, workflow_view
+from killproof import limits_reading, listing, pausing, presence, workflow_view
 from killproof.core import model
 from killproof.core.database import Transaction, Value
 from killproof.core.errors import JobNotFound
@@ -199,7 +199,12 @@ def throttled(look: Look) -> Iterator[Reason]:
         if reason.startswith(limits_reading.REASON):
             continue  # `limited` tells it better.
         text = f"kind {job.kind!r} is closed: {reason}, until {moment(until_ms)} at the latest"
-        yield Reason(rule="throttled", keeps=True, text=text)
+        remedy = None
+        if reason == pausing.PAUSED:
+            when = "somebody resumes it" if until_ms >= pausing.FOR_EVER_MS else moment(until_ms)
+            text = f"kind {job.kind!r} is paused until {when}"
+            remedy = f"killproof resume {job.kind}"
+        yield Reason(rule="throttled", keeps=True, text=text, remedy=remedy)
 
 
 def limited(look: Look) -> Iterator[Reason]:

@@ -146,7 +146,10 @@ class Site:
             "/api/jobs/{job_id:int}": _job,
             "/api/jobs/{job_id:int}/explain": _explain,
             "/api/audit": _audit,
-            **{f"/api/{part}": _part_of(part) for part in web_others.PARTS},
+            "/api/limits": lambda queue, _: web_others.limits(queue),
+            "/api/workflows": _runs,
+            "/api/workflows/{run_id:int}": _run,
+            "/api/schedules": lambda queue, _: web_others.schedules(queue),
         }
         return [
             Route("/", _asset),
@@ -385,9 +388,12 @@ def _audit(queue: Queue, request: Request) -> object:
     return {"entries": [asdict(entry) for entry in found], "next": next_id}
 
 
-def _part_of(part: str) -> Callable[[Queue, Request], object]:
-    """Make the answer with the limits, the workflow runs, or the schedules."""
-    return lambda queue, _request: {part: web_others.listed(queue, part)}
+def _runs(queue: Queue, request: Request) -> object:
+    return web_others.runs(queue, state=_asked(request, "state").get("state") or None)
+
+
+def _run(queue: Queue, request: Request) -> object:
+    return web_others.run(queue, request.path_params["run_id"])
 
 
 def _asked(request: Request, *names: str) -> dict[str, str]:

@@ -1,40 +1,71 @@
 """What other parts of the queue have to show on the page: limits, workflow runs, schedules.
 
-Each has tables of its own, made at its first use, and lists them itself; a file without the tables
-has nothing of the kind, and is not given any by somebody who looks.
+Each tells by its own list, in the words of its own command with `--json`; a file in which it was
+never used has nothing of the kind, and is not given any tables by somebody who looks.
 """
 
-from collections.abc import Iterable
-from dataclasses import asdict, is_dataclass
-from importlib import import_module
-from typing import Any, Final, cast
+from dataclasses import asdict
+from typing import Final
 
+from killproof import workflow_view
 from killproof.core.jobs import Queue
+from killproof.limits import Limits
+from killproof.limits_aging import ages
+from killproof.schedule import Schedules
+from killproof.wording import moment
 
-HAS_TABLE: Final = "SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = :table"
-
-#: Of each part: its table, its module, and the class whose `list()` tells.
-PARTS: Final = {
-    "limits": ("limit_resource", "killproof.limits", "Limits"),
-    "workflows": ("workflow_run", "killproof.workflow", "Workflows"),
-    "schedules": ("schedule", "killproof.schedule", "Schedules"),
-}
+#: Runs of one list: the latest ones.
+RUNS_MAX: Final = 100
 
 
-def listed(queue: Queue, part: str) -> list[dict[str, object]]:
-    """Return what a part has, as plain values; nothing where it was never used.
+def limits(queue: Queue) -> dict[str, object]:
+    """Return what `killproof limits --json` prints.
 
     Raises:
         KillproofError: as for `Queue.counts`.
     """
-    table, module, name = PARTS[part]
-    if not queue.database.peek(HAS_TABLE, {"table": table}):
-        return []
-    owner = cast(Any, getattr(import_module(module), name))(queue)
-    return [_plain(one) for one in cast(Iterable[object], owner.list())]
+    return {"limits": [asdict(one) for one in Limits(queue).list()], "aging": ages(queue)}
 
 
-def _plain(value: object) -> dict[str, object]:
-    if is_dataclass(value) and not isinstance(value, type):
-        return asdict(value)
-    return dict(cast(Any, value))
+def runs(queue: Queue, *, state: str | None = None) -> dict[str, object]:
+    """Return the latest runs of workflows, without their steps.
+
+    Raises:
+        ValueError: the state is unknown; definite.
+        KillproofError: as for `Queue.counts`.
+    """
+    found = workflow_view.runs(queue, state=state, limit=RUNS_MAX)
+    return {"workflows": [_without_steps(run) for run in found]}
+
+
+def run(queue: Queue, run_id: int) -> dict[str, object]:
+    """Return what `killproof workflow show ID --json` prints.
+
+    Raises:
+        JobNotFound: there is no such run; definite.
+        KillproofError: as for `Queue.counts`.
+    """
+    found = workflow_view.run(queue, run_id)
+    steps = [asdict(step) | {"result": workflow_view.decoded(step)} for step in found.steps]
+    return _without_steps(found) | {"steps": steps}
+
+
+def _without_steps(run: workflow_view.Run) -> dict[str, object]:
+    return {name: value for name, value in asdict(run).items() if name != "steps"}
+
+
+def schedules(queue: Queue) -> dict[str, object]:
+    """Return the schedules as `killproof schedules list --json` prints them.
+
+    Raises:
+        KillproofError: as for `Queue.counts`.
+    """
+    found = [
+        asdict(one)
+        | {
+            "next": "" if one.next_ms is None else moment(one.next_ms),
+            "last_slot": "" if one.last_slot_ms is None else moment(one.last_slot_ms),
+        }
+        for one in Schedules(queue).list()
+    ]
+    return {"schedules": found}

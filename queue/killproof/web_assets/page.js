@@ -214,7 +214,7 @@ async function route() {
   const [name, id] = (path || "/overview").split("/").slice(1);
   const make = VIEWS[name] ?? VIEWS.overview;
   for (const anchor of $("nav").querySelectorAll("a")) {
-    const isHere = anchor.dataset.page === (name === "job" ? "jobs" : name);
+    const isHere = [name, `${name}s`].includes(anchor.dataset.page);
     if (isHere) anchor.setAttribute("aria-current", "page");
     else anchor.removeAttribute("aria-current");
   }

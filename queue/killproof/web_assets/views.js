@@ -402,49 +402,106 @@ function textOf(value, id, name) {
       : null);
 }
 
-// What other parts of the queue list: a table of what they tell.
+// What other parts of the queue have: limits, workflow runs, schedules.
 
-const HIDDEN = new Set(["payload", "options"]);
-
-function part(name, title, how) {
+/** A page that is one list: loaded again when something has changed. */
+function listed(title, address, how, show) {
   return (page) => {
     const result = h("div");
     const element = h("div", null, h("h1", null, title), result);
     async function load() {
-      const found = (await page.get(`api/${name}`))[name];
-      if (!found.length) {
-        fill(result, empty("None yet. ", h("code", null, how)));
-        return;
-      }
-      const columns = Object.keys(found[0]).filter((column) => !HIDDEN.has(column));
-      fill(result, table(title, columns.map((column) => [titled(column),
-        typeof found[0][column] === "number" && !column.endsWith("_ms") ? "num" : "text"]),
-      h("tbody", null, found.map((row) => h("tr", null, columns.map((column) =>
-        h("td", { class: typeof row[column] === "number" && !column.endsWith("_ms") ? "num" : "text" },
-          cell(column, row[column]))))))));
+      const found = show(await page.get(address));
+      fill(result, found ?? empty("None yet. ", h("code", null, how)));
     }
     return { title, element, load, live: reloading(load) };
   };
 }
 
-const titled = (column) => {
-  const text = column.replace(/_ms$/, "").replaceAll("_", " ");
-  return text[0].toUpperCase() + text.slice(1);
+const row = (...cells) => h("tr", null, cells.map(([kind, ...inside], index) =>
+  (index ? h("td", { class: kind }, ...inside) : h("th", { scope: "row", class: kind }, ...inside))));
+
+const RULES = {
+  running: () => "full", rate: () => "out of tokens", closed: (gate) => `closed: ${line(gate.why)}`,
+  breaker: () => "breaker open",
 };
 
-function cell(column, value) {
-  if (value === null || value === undefined || value === "") return "-";
-  if (typeof value === "boolean") return value ? "yes" : "no";
-  if (typeof value === "number" && column.endsWith("_ms")) {
-    return value > 1e11 ? ago(value, Date.now()) : span(value);
+function limits(answer) {
+  const aging = Object.entries(answer.aging);
+  if (!answer.limits.length && !aging.length) return null;
+  return [table("Limits", [["Limit", "text"], ["Kinds", "text"], ["Running", "num"],
+    ["Starts", ""], ["Breaker", "wide"], ["Now", "text"]],
+  h("tbody", null, answer.limits.map((one) => row(["text", line(one.name)],
+    ["text", one.kinds.map(line).join(", ")],
+    ["num", one.running_max === null ? count(one.running) : `${one.running} of ${one.running_max}`],
+    ["", one.rate === null ? "any" : `${one.rate} per s, ${one.tokens} of ${one.burst} now`],
+    ["wide", one.breaker ? `${one.breaker.state}, ${one.breaker.seen} of ${one.breaker.failures}` : "-"],
+    ["text", one.gates.map((gate) => RULES[gate.rule](gate)
+      + (gate.until_ms === null ? "" : `, ${span(gate.until_ms - Date.now())} more`)).join("; ")
+      || "open"])))),
+  ...aging.map(([kind, seconds]) => h("p", { class: "note" },
+    `${line(kind)} ages: priority 0 after ${span(seconds * 1000)}.`))];
+}
+
+const runLink = (id) => h("a", { href: `#/workflow/${id}` }, `#${id}`);
+
+function workflows(answer) {
+  if (!answer.workflows.length) return null;
+  return table("Workflow runs", [["Run", "num"], ["Workflow", "text"], ["State", ""],
+    ["Steps done", "num"], ["Started", ""], ["Took", "num wide"], ["Key", "text wide"]],
+  h("tbody", null, answer.workflows.map((run) => row(["num", runLink(run.id)],
+    ["text", line(run.name)], ["", badge(run.state)], ["num", `${run.succeeded} of ${run.total}`],
+    ["", ago(run.created_ms, Date.now())],
+    ["num wide", span((run.finished_ms ?? Date.now()) - run.created_ms)],
+    ["text wide", line(run.key ?? "-")]))));
+}
+
+function workflow(page, { id }) {
+  const element = h("div");
+  let seen = "";
+  async function load() {
+    const run = await page.get(`api/workflows/${id}`);
+    const now = JSON.stringify(run);
+    if (now === seen) return;
+    seen = now;
+    const names = new Map(run.steps.map((step) => [step.job_id, step.name]));
+    fill(element, h("h1", null, `Run #${run.id}: ${line(run.name)}`),
+      h("p", null, badge(run.state), `, ${run.succeeded} of ${run.total} steps done, started `,
+        ago(run.created_ms, Date.now())),
+      table("Steps", [["Step", "text"], ["Job", "num"], ["State", ""], ["Attempts", "num wide"],
+        ["After", "text"], ["What", "text"]], h("tbody", null, run.steps.map((step) => row(
+        ["text", `${step.undoes ? "undo " : ""}${line(step.name)}${step.item ? ` ${step.item}` : ""}`],
+        ["num", jobLink(step.job_id)], ["", badge(step.state)],
+        ["num wide", `${step.attempt} of ${step.max_attempts}`],
+        ["text", [...new Set(step.needs.map((need) => names.get(need)).filter(Boolean))]
+          .map(line).join(", ") || "-"],
+        ["text", h("span", { class: "clip" }, stepText(step))])))));
   }
-  if (typeof value === "number") return count(value);
-  if (Array.isArray(value)) return value.length ? value.map((one) => cell(column, one)).join(", ") : "-";
-  if (typeof value === "object") {
-    return Object.entries(value).filter(([, inner]) => inner !== null && inner !== "")
-      .map(([name, inner]) => `${titled(name).toLowerCase()} ${inner}`).join(", ");
+  return { title: `Run #${id}`, element, load, live: reloading(load) };
+}
+
+function stepText(step) {
+  if (step.error_class) return errorOf(step);
+  if (step.progress) {
+    const { done, total, note } = step.progress;
+    return `${done}${total ? ` of ${total}` : ""} ${line(note ?? "")}`;
   }
-  return line(value);
+  return step.result === null ? "-" : line(JSON.stringify(step.result));
+}
+
+function schedules(answer) {
+  if (!answer.schedules.length) return null;
+  return table("Schedules", [["Schedule", "text"], ["Comes", "text"], ["Kind", "text"],
+    ["Next", ""], ["Last", ""], ["Fired", "num wide"], ["Missed", "num wide"],
+    ["Passed over", "num wide"]],
+  h("tbody", null, answer.schedules.map((one) => row(["text", line(one.name)],
+    ["text", one.definition.cron ? `${line(one.definition.cron)} in ${line(one.definition.zone)}`
+      : `every ${span(one.definition.every_ms)}`],
+    ["text", line(one.definition.kind)],
+    ["", one.paused ? "paused" : one.next_ms === null ? "never" : ago(one.next_ms, Date.now())],
+    ["", one.last_slot_ms === null ? "-" : ago(one.last_slot_ms, Date.now()),
+      one.last_job_id ? [" ", jobLink(one.last_job_id)] : null],
+    ["num wide", count(one.fired)], ["num wide", count(one.missed)],
+    ["num wide", count(one.overlapped)]))));
 }
 
 // Who did what.
@@ -477,8 +534,9 @@ function audit(page, { query }) {
 }
 
 export const VIEWS = {
-  overview, jobs, job, audit,
-  limits: part("limits", "Limits", "killproof limits --help"),
-  workflows: part("workflows", "Workflow runs", "killproof workflow --help"),
-  schedules: part("schedules", "Schedules", "killproof schedules --help"),
+  overview, jobs, job, audit, workflow,
+  limits: listed("Limits", "api/limits", "killproof limits set NAME --kind KIND --running 3", limits),
+  workflows: listed("Workflow runs", "api/workflows", "killproof workflow --help", workflows),
+  schedules: listed("Schedules", "api/schedules",
+    "killproof schedules add NAME KIND JSON --every 1h", schedules),
 };
