@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from killproof_chaos.sim import Actor, Budget, Dfs, Scenario, Stage, Walk, explore, run_one
+from killproof_chaos.sim import Actor, Budget, Dfs, Faults, Scenario, Stage, Walk, explore, run_one
 from killproof_chaos.sim.campaign import Options, chosen
 from killproof_chaos.sim.scenarios import CLAIM, SCENARIOS, limits
 from killproof_chaos.targets import load
+from killproof_chaos.targets.minimal_queue import MinimalQueue
 
 
 @pytest.mark.parametrize("race", limits.SCENARIOS, ids=lambda race: str(race.name))
@@ -78,3 +79,21 @@ def test_a_check_of_the_file_is_judged_as_a_promise_and_told_in_its_words() -> N
     ]
     assert "P23" not in broken.passed
     assert "P23" in kept.passed
+
+
+@pytest.mark.parametrize("name", ["LEASE_NS", "BACKOFF_MS"])
+def test_a_wait_in_the_wrong_unit_is_a_stall_and_no_patience_hides_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    race = SCENARIOS["nack"] if name == "BACKOFF_MS" else CLAIM
+    race = replace(race, faults=Faults(crashes=1))
+    honest = explore(load("minimal"), race, Dfs(0), budget=Budget(seconds=None))
+
+    monkeypatch.setattr(MinimalQueue, name, 1_000 * getattr(MinimalQueue, name))
+    wrong = explore(load("minimal"), race, Dfs(0), budget=Budget(seconds=None))
+
+    assert (honest.exhausted, honest.broken) == (True, set())
+    assert wrong.broken == {"P17"}
+    told = wrong.violations[0].verdict
+    assert told is not None
+    assert "nothing in the contract takes so long" in told.violations[-1].story

@@ -404,6 +404,8 @@ class Scenario:
     syncs: bool = False
     #: Whether a worker without faults drains the queue at the end, so that P17 can be judged.
     heals: bool = True
+    #: Seconds that a job may wait then, besides those that the contract explains.
+    patience: float = 0.0
     #: Actors share variables, which no state holds: then nothing is cut or left out as equal.
     shares_memory: bool = False
     before: Callable[[], None] | None = None  #: called before each schedule

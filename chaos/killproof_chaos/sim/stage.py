@@ -25,6 +25,7 @@ from killproof_chaos.sim import coroutines
 from killproof_chaos.sim.host import SimHost
 from killproof_chaos.sim.image import Image
 from killproof_chaos.sim.judging import Verdict, integrity, judge, write_store
+from killproof_chaos.sim.patience import patience_of
 from killproof_chaos.sim.runtime import (
     ENDED,
     Event,
@@ -42,9 +43,10 @@ from killproof_evidence.store import Store
 #: How much longer than a lease a pass of time is, s: more than any doubt of the checkers.
 MARGIN_SECONDS: Final = 0.05
 LEASE_SECONDS_DEFAULT: Final = 60.0
-#: Rounds of the drain at the end; the pauses between idle ones double, up to more than a year.
+#: Jobs that the drain at the end runs at most; the pauses between idle looks double.
 HEAL_ROUNDS: Final = 60
-PAUSE_SECONDS_MAX: Final = 400 * 86_400.0
+#: States in which a job waits for a person or for another job, as the checker of P17 has it.
+PARKED: Final = frozenset({"held", "blocked"})
 #: Names of glibc's malloc.h, and how much freed memory it may keep.
 _M_TRIM_THRESHOLD: Final = -1
 _M_TOP_PAD: Final = -2
@@ -108,6 +110,8 @@ class Stage:
         )
         lease_ms = self.contract.parameters.get("lease_ms")
         self.lease = LEASE_SECONDS_DEFAULT if lease_ms is None else lease_ms / 1_000
+        self.patience = patience_of(self.contract, scenario, lease=self.lease)
+        self._stalled = ""
         jump = self.lease + MARGIN_SECONDS if scenario.jump is None else scenario.jump
         self.runtime = Runtime(
             list(scenario.actors),
@@ -323,8 +327,8 @@ class Stage:
         is_private = not runtime.shares_memory
         if may_skip and is_private and (key := self._ends.get(end)) is not None:
             return self._verdicts[key], key
-        self._heal()
-        key = hash((runtime.order, runtime.commits))
+        self._stalled = self._heal()
+        key = hash((runtime.order, runtime.commits, self._stalled))
         if is_private and self._ends.setdefault(end, key) != key:
             raise Unrepeatable("schedules that ended alike were healed to different ends")
         verdict = self._verdicts.get(key) if self._remembers else None
@@ -332,8 +336,8 @@ class Stage:
             verdict = self._verdicts[key] = self._judge()
         return verdict, key
 
-    def _heal(self) -> None:
-        """End all faults and let one more worker drain the queue."""
+    def _heal(self) -> str:
+        """End all faults and let one more worker drain the queue; return what it could not do."""
         runtime, healer = self.runtime, self._parties[-1]
         for life in runtime.lives:
             life.state = ENDED
@@ -343,42 +347,68 @@ class Stage:
         runtime.current, runtime.solo = None, True
         runtime.set_clock(0)
         runtime.record("nemesis.jsonl", {"fault": "heal"})
-        if not self.scenario.heals or self._is_drained():
-            return
+        if not self.scenario.heals or not self._unfinished():
+            return ""
         runtime.current = healer.life
-        actor, pause = healer.begin(), self.lease + MARGIN_SECONDS
+        stalled = ""
         try:
-            for _ in range(HEAL_ROUNDS):
-                if not actor.work():
-                    if self._is_drained():
-                        break
-                    runtime.sleep(pause)
-                    pause = min(2 * pause, PAUSE_SECONDS_MAX)
-            actor.finish()
+            stalled = self._drain(healer.begin())
         except (KeyboardInterrupt, GreenletExit):
             raise
         except BaseException as error:
             # The queue is broken for whoever comes after; that is a finding, not our failure.
             runtime.fail(healer.life.name, error)
         healer.drop()
+        return stalled
 
-    def _is_drained(self) -> bool:
+    def _drain(self, actor: Actor) -> str:
+        """Work until all is done, or nothing was for too long; return what is left then."""
+        runtime, pause = self.runtime, self.lease + MARGIN_SECONDS
+        end_ns = runtime.now_ns + round(self.patience * 1e9)
+        left: set[str] = set()
+        rounds = 0
+        while rounds < HEAL_ROUNDS:
+            if actor.work():
+                rounds += 1
+                pause = self.lease + MARGIN_SECONDS
+                end_ns = runtime.now_ns + round(self.patience * 1e9)
+                continue
+            left = self._unfinished() - PARKED
+            if not left or runtime.now_ns >= end_ns:
+                break
+            runtime.sleep(min(pause, (end_ns - runtime.now_ns) / 1e9))
+            pause *= 2
+        actor.finish()
+        if rounds == HEAL_ROUNDS or not left:
+            return ""
+        return (
+            f"a job is still {min(left)} after {self.patience:g} s without a fault or anything to "
+            "do, and nothing in the contract takes so long"
+        )
+
+    def _unfinished(self) -> set[str]:
+        """Return the states, in the contract's words, of jobs that have not ended."""
         mapping = self.target.audit
-        if not mapping.state.isidentifier():
-            return False
-        query = f'SELECT DISTINCT "{mapping.state}" FROM "{mapping.table}"'  # noqa: S608 - as given
-        states = {mapping.states.get(row[0], row[0]) for row in self.database.execute(query)}
-        return states <= TERMINAL
+        if mapping.state.isidentifier():
+            query = f'SELECT DISTINCT "{mapping.state}" FROM "{mapping.table}"'  # noqa: S608 - as given
+            found = {mapping.states.get(row[0], row[0]) for row in self.database.execute(query)}
+        else:
+            found = {row["state"] for row in self._rows()}
+        return found - TERMINAL
 
     def _judge(self) -> Verdict:
-        checks = self.scenario.checks
+        told = {
+            number: tuple(check(self.database)) for number, check in self.scenario.checks.items()
+        }
+        if self._stalled and self.contract.promised("P17"):
+            told["P17"] = (*told.get("P17", ()), self._stalled)
         return judge(
             self._records(),
             contract=self.contract,
             promises=self.scenario.promises,
             problems=self._integrity(),
             errors=self.runtime.errors,
-            told={number: tuple(check(self.database)) for number, check in checks.items()},
+            told=told,
         )
 
     def _integrity(self) -> list[str]:
