@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import re
+import shlex
 import sqlite3
 import stat
 from collections.abc import Callable, Iterator
@@ -40,6 +41,7 @@ Run = Callable[..., tuple[int, str, str]]
 Ask = Callable[..., httpx.Response]
 Sql = Callable[..., list[tuple[Any, ...]]]
 
+ROOT = Path(__file__).resolve().parents[2]
 ADMIN = Person(name="ada", role="admin")
 
 
@@ -402,6 +404,36 @@ def test_what_a_browser_would_misread_reaches_it_as_text(ask: Ask, queue: Queue,
     assert as_text == {"text": '{\n  "order": 12345678901234567890\n}', "chars": 35}
     assert foreign.status_code == 200
     assert foreign.json()["payload"]["a"] == "inf"
+
+
+def test_the_api_s_page_names_every_address_and_its_examples_work(
+    ask: Ask, site: Guard, queue: Queue, tokens: dict[str, str]
+) -> None:
+    """Covers S0.81: what is written down for curl is what the application answers."""
+    text = (ROOT / "docs/api.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"^\| `(GET|POST) (/api/\S+)`", text, flags=re.MULTILINE))
+    read = {
+        ("GET", route.path.replace(":int", ""))
+        for route in site.site.routes()
+        if route.path.startswith("/api/") and "GET" in (route.methods or ())
+    }
+    many = {"pause": "pause", "resume": "resume", "replay_all": "replay"}
+    act_on = {
+        ("POST", f"/api/jobs/{{job_id}}/{action}") for action in ACTIONS if action not in many
+    }
+    died(queue)
+    answers = {}
+    for command in re.findall(r"^curl (?!-N)(.*)$", text, flags=re.MULTILINE):
+        words = shlex.split(command.replace("$TOKEN", tokens["admin"]))
+        given = dict(zip(words, [*words[1:], ""], strict=True))
+        headers = {"authorization": given["-H"].split(": ")[1]} if "-H" in given else {}
+        body = json.loads(given["-d"]) if "-d" in given else None
+        path = words[-1].removeprefix("http://127.0.0.1:8420")
+        answers[command] = ask(given.get("-X", "GET"), path, body, **headers).status_code
+
+    assert named == read | act_on | {("POST", f"/api/{name}") for name in many.values()}
+    assert len(answers) == 15
+    assert set(answers.values()) == {200}, answers
 
 
 # What is on record.
