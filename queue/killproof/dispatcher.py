@@ -192,6 +192,8 @@ class Dispatcher:
         self._runs: dict[Tenure, Run] = {}
         self._gate = threading.Lock()  # Held during a claim.
         self._fresh: list[Lease] = []  # Of the last claim, known before the loop knows them.
+        self._jobs: set[asyncio.Task[None]] = set()
+        self._fault: BaseException | None = None
         self._changed = asyncio.Event()  # A slot or a thread is free, or it is time to stop.
         self._waiting: list[tuple[Settlement, asyncio.Future[None]]] = []
         self._has_waiting = asyncio.Event()
@@ -331,27 +333,43 @@ class Dispatcher:
                 forever = self._beat_forever if self._heart == "task" else self._do_chores_forever
                 side = [asyncio.create_task(self._settle_forever()), asyncio.create_task(forever())]
                 main = asyncio.create_task(self._dispatch())
-                try:
-                    done, _ = await asyncio.wait([main, *side], return_when=asyncio.FIRST_COMPLETED)
-                    for task in done:
-                        task.result()
-                    assert main in done, "the others go on until they are cancelled"
-                finally:
-                    await _cancel([main, *side])
+                done, _ = await asyncio.wait([main, *side], return_when=asyncio.FIRST_COMPLETED)
+                await _cancel([main, *side, *self._jobs])
+                for task in done:
+                    task.result()
+                assert main in done, "the others go on until they are cancelled"
         finally:
             self._queue.database.busy_limit = busy_limit
 
     async def _dispatch(self) -> None:
         """Permit, claim, spawn; on a stop wait for those that run."""
-        async with asyncio.TaskGroup() as jobs:
-            while not self._stopping:
-                if (permits := self._permits()) is None:
-                    self._changed.clear()
-                    await self._changed.wait()
-                    continue
-                for lease in await self._claim(*permits):
-                    run = self._admit(lease)
-                    jobs.create_task(self._work(run))
+        while not self._stopping:
+            if (permits := self._permits()) is None:
+                await self._wait_for_change()
+                continue
+            for lease in await self._claim(*permits):
+                job = asyncio.create_task(self._work(self._admit(lease)))
+                self._jobs.add(job)
+                job.add_done_callback(self._on_job_done)
+            self._raise_fault()
+        while self._jobs:
+            await self._wait_for_change()
+
+    async def _wait_for_change(self) -> None:
+        """Wait until a slot is free, or it is time to stop."""
+        self._changed.clear()
+        await self._changed.wait()
+        self._raise_fault()
+
+    def _on_job_done(self, job: asyncio.Task[None]) -> None:
+        self._jobs.discard(job)
+        if not job.cancelled() and (error := job.exception()) is not None:
+            self._fault = error  # Of ours: what a handler raises is an outcome.
+        self._changed.set()
+
+    def _raise_fault(self) -> None:
+        if self._fault is not None:
+            raise self._fault
 
     def _permits(self) -> tuple[int, tuple[str, ...], bool] | None:
         """Return how many jobs may be claimed, of which kinds, and whether that is all kinds."""
@@ -455,7 +473,6 @@ class Dispatcher:
         finally:
             self._roster.drop(tenure)
             del self._runs[tenure]
-            self._changed.set()
 
     async def _handle(self, run: Run) -> None:
         """Call the handler in a task of its own, which the clock or a stop may cancel."""
@@ -464,10 +481,11 @@ class Dispatcher:
         self._look(run)
         try:
             await asyncio.wait([run.task])
-        finally:
+        except asyncio.CancelledError:  # A fault of ours ends everything.
             run.task.cancel()
-            if run.timer is not None:
-                run.timer.cancel()
+            raise
+        if run.timer is not None:
+            run.timer.cancel()
         if run.outcome is None:  # Cancelled before its first step.
             run.outcome = Outcome(word="release")
 
