@@ -35,7 +35,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-from killproof import operations, workflow_tables
+from killproof import operations, spilling, workflow_tables
 from killproof.core import model
 from killproof.core.clock import SystemClock
 from killproof.core.database import Transaction, Value
@@ -341,10 +341,10 @@ class Step:
     def undone(self) -> Any:
         """In a compensation: what the step returned that it undoes; None in any other step."""
         rows = self._queue.database.peek(self.RESULT_OF, {"id": self.undoes})
-        return json.loads(str(rows[0][0])) if rows and rows[0][0] is not None else None
+        return _value(self._queue, self.undoes, cast(str | None, rows[0][0])) if rows else None
 
     NEEDED: Final = """
-        SELECT step.name, step.item, need.spread, job.result
+        SELECT step.name, step.item, need.spread, job.id, job.result
           FROM workflow_need AS need
           JOIN workflow_step AS step ON step.job_id = need.needs_job_id
           JOIN job ON job.id = need.needs_job_id
@@ -357,18 +357,17 @@ class Step:
             self._results = {}
             job_id = self.undoes or self.context.job.id  # To undo takes what there was to do it.
             rows = self._queue.database.peek(self.NEEDED, {"id": job_id})
-            for name, item, spread, text in cast(list[tuple[str, int, str, str | None]], rows):
-                value = None if text is None else json.loads(text)
+            for name, item, spread, need, text in cast(list[Any], rows):
                 if spread:
                     self._results.setdefault(spread, [])
                 elif item:
-                    self._results.setdefault(name, []).append(value)
+                    self._results.setdefault(name, []).append(_value(self._queue, need, text))
                 else:
-                    self._results[name] = value
+                    self._results[name] = _value(self._queue, need, text)
         return self._results
 
     OF_RUN: Final = """
-        SELECT item, result FROM workflow_step JOIN job ON job.id = job_id
+        SELECT item, job.id, result FROM workflow_step JOIN job ON job.id = job_id
          WHERE run_id = :run_id AND name = :name AND undoes = 0 AND outcome = 'succeeded'
          ORDER BY item"""
 
@@ -379,10 +378,10 @@ class Step:
             LookupError: it has not succeeded, or there is no such step.
         """
         values: dict[str, Value] = {"run_id": self.run_id, "name": name}
-        rows = cast(list[tuple[int, str | None]], self._queue.database.peek(self.OF_RUN, values))
+        rows = cast(list[Any], self._queue.database.peek(self.OF_RUN, values))
         if not rows:
             raise LookupError(f"step {name!r} of run {self.run_id} has not succeeded")
-        found = [None if text is None else json.loads(text) for _, text in rows]
+        found = [_value(self._queue, job_id, text) for _, job_id, text in rows]
         return found if rows[0][0] else found[0]
 
     def progress(self, done: float, total: float | None = None, note: str = "") -> bool:
@@ -418,6 +417,16 @@ class Step:
                 if self.context.lost:
                     raise
                 SystemClock().sleep(PAUSE_SECONDS)
+
+
+def _value(queue: Queue, job_id: int, text: str | None) -> Any:
+    """Decode a job's result; a large one is read from its file."""
+    value = None if text is None else json.loads(text)
+    if not spilling.is_reference(value):
+        return value
+    from killproof import payloads  # For the few results that are too large for a row.
+
+    return payloads.Payloads(queue).result(payloads.job_of(queue, job_id))
 
 
 def _handler(workflow: Workflow, function: Callable[[Step], object]) -> "Callable[[Context], Any]":

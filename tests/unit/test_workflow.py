@@ -612,6 +612,23 @@ def test_a_step_reads_what_its_needs_returned_and_what_the_run_was_started_with(
     assert stand.state() == "succeeded"
 
 
+def test_a_result_that_is_too_large_for_a_row_is_read_from_its_file(stand: Stand) -> None:
+    """Covers S0.80."""
+    flow, large, seen = Workflow("flow"), "x" * (3 << 20), list[object]()
+
+    @flow.step()
+    def fetch(step: Step) -> None:
+        with step.completing(large):
+            pass
+
+    flow.step(name="parse")(lambda step: seen.append(step.results["fetch"]))
+    stand.runs.start(flow)
+    stand.run_step(flow.handlers, "flow.fetch")
+    stand.run_step(flow.handlers, "flow.parse")
+
+    assert seen == [large]
+
+
 def test_a_compensation_reads_what_it_undoes(stand: Stand) -> None:
     flow, undone = Workflow("flow"), list[object]()
 
