@@ -16,6 +16,8 @@ name of the source file, which an export gives it, and the job's id and time the
 a living job of the target has is left out as well, and told.  What was running when it was exported
 is available, and that delivery is no attempt.
 
+**Runs of workflows** are lines of their own after the jobs; see `workflow_transfer`.
+
 **Large payloads** (`killproof.payloads`) are files, which lines can not hold: a job's line has the
 reference, and export and import take the files over, from folder to folder, each proven by its
 hash.  A job whose file is missing or damaged is exported all the same, and told; an import leaves
@@ -31,7 +33,7 @@ from dataclasses import asdict, dataclass, fields
 from itertools import islice
 from typing import Any, Final, TextIO, cast
 
-from killproof import listing, payloads
+from killproof import listing, payloads, workflow_transfer
 from killproof.core import model, retry
 from killproof.core.database import Transaction, Value
 from killproof.core.errors import FileRefused, PayloadInvalid
@@ -62,7 +64,7 @@ class Imported:
 
     added: int
     known: int  #: came in before, by this or an earlier import
-    refused: tuple[tuple[int, str], ...]  #: (line, why): a living job has its key
+    refused: tuple[tuple[int, str], ...]  #: (line, why): a living job, or another run, has its key
 
 
 # Out.
@@ -108,6 +110,8 @@ def export_jobs(queue: Queue, out: TextIO, *, files: Folder | None = None) -> in
                 after = job_id
             number += len(batch)
             if not batch:
+                for run in workflow_transfer.lines(queue):
+                    out.write(_text(run))
                 # Without it a file that was cut off between two lines would look whole.
                 out.write(_text({"killproof_export_end": number}))
                 out.flush()
@@ -201,7 +205,12 @@ def import_jobs(queue: Queue, lines: Iterable[str], *, files: Folder | None = No
         if (told := _end(batch[-1])) is not None:
             jobs_told = told
             del batch[-1]
-        jobs = [(number, _parsed(number, line)) for number, line in batch]
+        runs = [(number, line) for number, line in batch if workflow_transfer.is_run(line)]
+        jobs = [
+            (number, _parsed(number, line))
+            for number, line in batch
+            if not workflow_transfer.is_run(line)
+        ]
         lines_read += len(jobs)
         now_ms = queue.host.clock.now_ms()
         large = _Large(queue, files)
@@ -217,12 +226,26 @@ def import_jobs(queue: Queue, lines: Iterable[str], *, files: Folder | None = No
                     known += 1
                 else:
                     refused.append((number, why))
+            for number, line in runs:
+                if why := _run(tx, source, number, line, now_ms):
+                    refused.append((number, why))
     if lines_read != jobs_told:
         raise ValueError(
             f"the export was cut off after {lines_read} jobs, {added} of which came in now: "
             "export again, and import that"
         )
     return Imported(added=added, known=known, refused=tuple(refused))
+
+
+def _run(tx: Transaction, source: str, number: int, line: str, now_ms: int) -> str:
+    """Put the run of a line in; return '', or what a person must know."""
+    try:
+        return workflow_transfer.put_in(tx, source, _json(number, line), now_ms)
+    except (
+        *(KeyError, TypeError, ValueError, AttributeError),
+        *(sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.InterfaceError),
+    ) as error:
+        raise ValueError(f"line {number} is no exported run: {error}") from error
 
 
 def _some(numbered: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:

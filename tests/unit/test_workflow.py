@@ -1,5 +1,6 @@
 """Workflows: a step starts when all it needs has succeeded, and the run's state follows."""
 
+import io
 import re
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -19,9 +20,11 @@ from killproof import (
     Queue,
     operations,
     retention,
+    transfer,
     workflow,
     workflow_retention,
     workflow_tables,
+    workflow_view,
 )
 from killproof.core.errors import DatabaseBusy
 from killproof.heartbeat import Tenure
@@ -876,6 +879,88 @@ def test_a_failed_run_is_kept_as_long_as_the_dead_letters_are(stand: Stand) -> N
     assert prune(stand.queue, {"cancelled": 1, "succeeded": 1}).deleted["runs"] == 0
     assert stand.states() == {"a": "dead", "b": "cancelled"}
     assert prune(stand.queue, {"dead": 1}).deleted == {"dead": 2, "runs": 1}
+
+
+# Leaving, and coming in.
+
+
+@pytest.fixture
+def other(place: Path) -> Iterator[Stand]:
+    """Another file, which is not empty: its ids are not those of the first."""
+    other = Stand(place / "other.db")
+    other.queue.enqueue("k", 1)
+    other.work("k")
+    other.start({"x": ""}, key="taken")
+    yield other
+    other.queue.close()
+
+
+def move(source: Stand, target: Stand) -> transfer.Imported:
+    exported = io.StringIO()
+    transfer.export_jobs(source.queue, exported)
+    return transfer.import_jobs(target.queue, exported.getvalue().splitlines(keepends=True))
+
+
+def test_a_run_goes_on_in_another_file_where_it_stood(stand: Stand, other: Stand) -> None:
+    """Covers S0.82, S2.16."""
+    stand.start(DIAMOND, key="order-1")
+    stand.work("a", "b")
+    assert stand.claim("c") is not None  # Running at the export: it runs again.
+
+    assert move(stand, other).refused == ()
+    assert move(stand, other).added == 0
+    assert other.states(2) == {
+        **{"a": "succeeded", "b": "succeeded", "c": "available", "d": "blocked"}
+    }
+    assert workflow_view.faults(other.queue) == []
+    other.work("c", "d")
+    assert other.state(2) == "succeeded"
+    assert other.start(DIAMOND, key="order-1") == 2
+
+
+def test_a_run_that_has_ended_comes_in_as_it_was_and_can_be_replayed(
+    stand: Stand, other: Stand
+) -> None:
+    stand.start(SAGA)
+    stand.work("a", "b")
+    stand.fail("c")
+    stand.work("undo.b", "undo.a")
+    stand.start({"a": "", "b": "a"})
+    stand.fail("a")
+    stand.start({**SAGA, "slow": ""})
+    stand.work("a", "b")
+    stand.fail("c")
+    stand.clock.advance(HOUR)
+
+    assert move(stand, other).refused == ()
+    assert [other.state(run_id) for run_id in (2, 3, 4)] == ["compensated", "failed", "running"]
+    assert workflow_view.faults(other.queue) == []
+    assert other.sql("SELECT finished_ms FROM workflow_run WHERE id = 2") == stand.sql(
+        "SELECT finished_ms FROM workflow_run WHERE id = 1"
+    )
+    assert len(other.runs.replay(3)) == 1
+    other.work("a", "b", "slow", "undo.b", "undo.a")
+    assert [other.state(run_id) for run_id in (3, 4)] == ["succeeded", "compensated"]
+
+
+def test_a_run_whose_key_is_taken_comes_in_without_it(stand: Stand, other: Stand) -> None:
+    stand.start({"a": "", "b": "a"}, key="taken")
+
+    ((_, why),) = move(stand, other).refused
+    assert why == "run 1 came in without its key 'taken', which run 1 has"
+    other.work("a", "b")
+    assert other.state(2) == "succeeded"
+
+
+def test_a_line_that_is_no_run_is_refused_with_its_number(stand: Stand, other: Stand) -> None:
+    stand.start({"a": ""})
+    exported = io.StringIO()
+    transfer.export_jobs(stand.queue, exported)
+    lines = exported.getvalue().splitlines(keepends=True)
+    lines[2] = '{"killproof_run": {"steps": 7}}\n'
+
+    with pytest.raises(ValueError, match="line 3 is no exported run"):
+        transfer.import_jobs(other.queue, lines)
 
 
 # What it costs, and who guards it.
