@@ -51,6 +51,7 @@ SLOT_KILLED: Final = "a worker was killed with the job of a schedule in hand"
 STEP_KILLED: Final = "a worker was killed in a step of a workflow, and the step was taken up again"
 RUN_FAILED: Final = "a run failed with one of its steps, and another succeeded"
 REMEMBERED: Final = "a handler was given a result that an attempt before it had recorded"
+SPILLED: Final = "a worker was killed with a payload from a file, and another was given it again"
 LIMITED_KILL: Final = "a worker was killed while its job was the last that a limit let run"
 
 #: Where nobody gets without a nemesis: no handler fails by itself, no worker stops by itself.
@@ -68,6 +69,7 @@ MIXED: Final = (
     (SLOTS_PAUSED, "dispatcher", ("pause",)),
     (LIMITED, "limits", ()),
     (SLOT_KILLED, "schedule", ("kill",)),
+    (SPILLED, "spill", ("kill",)),
     (STEP_KILLED, "workflow", ("kill",)),
     (RUN_FAILED, "workflow", ("handler",)),
     (REMEMBERED, "workflow", ("handler",)),
@@ -389,6 +391,19 @@ def _step_killed(facts: _Facts) -> bool:
     return _taken_up_again(facts, jobs)
 
 
+def _spilled(facts: _Facts) -> bool:
+    """Some worker was killed with a job whose payload was in a file."""
+    names = {
+        record["value"]["id"]
+        for record in facts.history
+        if record["f"] == "enqueue" and record["type"] == "invoke" and record["value"].get("spill")
+    }
+    given = {r["job"] for r in facts.effects if r["what"] == "start" and r.get("attempt") != 1}
+    found = names & given
+    jobs = {str(c["job"]) for c in facts.changes if c.get("harness_id") in found}
+    return _taken_up_again(facts, jobs)
+
+
 def _remembered(facts: _Facts) -> bool:
     """Some handler ended with more results of remembered steps than it had run."""
     ran: dict[tuple[Any, Any], set[str]] = {}
@@ -439,6 +454,7 @@ SHOWN: Final[tuple[tuple[str, Callable[[_Facts], bool]], ...]] = (
     (SLOTS_KILLED, lambda f: _had_several(f, "kill")),
     (SLOTS_PAUSED, lambda f: _had_several(f, "pause")),
     (SLOT_KILLED, _slot_killed),
+    (SPILLED, _spilled),
     (STEP_KILLED, _step_killed),
     (RUN_FAILED, lambda f: {"failed", "succeeded"} <= {record["new"] for record in f.runs}),
     (REMEMBERED, _remembered),

@@ -10,6 +10,7 @@ nothing for it.  `--mix plain` leaves all of them out.  What was asked stands in
 | `dispatcher` | one worker process of four has several slots, and handlers that are coroutines |
 | `limits`     | some kinds of job are limited, as the target's `mix_parameters` say |
 | `schedule`   | a schedule of the target's `mix_parameters` fires while workers are killed |
+| `spill`      | some payloads are in files of their own, and what nobody needs is collected |
 | `workflow`   | runs of a few steps, and jobs whose handler remembers what it has done |
 """
 

@@ -19,15 +19,20 @@ from typing import Any, Final
 #: Enough to keep some worker busy and some idle: recovery is measured with idle peers.
 JOBS_PER_SECOND: Final = 70
 #: What a queue may have besides jobs, and what a run then asks of it (see `mix`).
-CAPABILITIES: Final = ("backup", "dispatcher", "limits", "schedule", "workflow")
-#: The first backup comes when there is something to copy, then one every so often.
-BACKUP_MS: Final = (1_500, 2_500)
+CAPABILITIES: Final = ("backup", "dispatcher", "limits", "schedule", "spill", "workflow")
+#: What a maintenance process does, what it needs, and when: the first backup comes when there is
+#: something to copy. The files of payloads that nobody needs are collected between the backups.
+CHORES: Final = (("backup", "backup", (1_500, 2_500)), ("collect", "spill", (700, 900)))
 #: A run of a workflow, and a job that remembers its steps, for each so many jobs.
 RUN_EVERY: Final = 24
 MEMO_EVERY: Final = 18
 STEP: Final = "step"  #: the kind of both
 LONG_STEP: Final = "sleep:0.15"
 MEMO: Final = ("fetch", "parse", "store")
+#: A job whose payload is in a file, for each so many: what it takes, and the length of its text.
+SPILL_EVERY: Final = 20
+SPILLED_WORK: Final = "sleep:0.2"
+SPILLED_BYTES: Final = (5_000, 40_000)
 #: A chain, a diamond, and a fan-out with its join.
 GRAPHS: Final[tuple[dict[str, tuple[str, ...]], ...]] = (
     {"a": (), "b": ("a",), "c": ("b",)},
@@ -88,6 +93,7 @@ class Job:
     sink: str = "log"
     needs: tuple[str, ...] | None = None  #: steps of the same run; None: it is no step of one
     memo: tuple[str, ...] = ()  #: what its handler does in steps whose results are remembered
+    spill: bool = False  #: its payload goes into a file of its own
     snooze: bool = False  #: the first delivery is put off, where the target can; no attempt
     body_bytes: int = USERS_BODY  #: length of the text that fills the payload
     body: Any = None  #: the user's payload, where there is one
@@ -101,6 +107,8 @@ class Job:
             payload["needs"] = list(self.needs)
         if self.memo:
             payload["memo"] = list(self.memo)
+        if self.spill:
+            payload["proven"] = True  # Its handler says what it was given.
         return payload | {"snooze": True} if self.snooze else payload
 
     def options(self) -> dict[str, Any]:
@@ -110,6 +118,8 @@ class Job:
             named["delay"] = self.delay_ms / 1_000
         if self.key is not None:
             named["key"] = self.key
+        if self.spill:
+            named["spill"] = True
         return named
 
     def summary(self) -> dict[str, Any]:
@@ -124,7 +134,7 @@ class Job:
 class Operation:
     """One thing that a producer does."""
 
-    f: str  #: enqueue, cancel, replay, reap or backup
+    f: str  #: enqueue, cancel, replay, reap, start, backup or collect
     at_ms: int  #: due so long after the start of the run
     job: Job | None = None  #: to enqueue
     of: str | None = None  #: harness id of the job to cancel or replay
@@ -220,6 +230,8 @@ def make(
         operations.extend(_follow(job, at_ms, source))
         if "workflow" in capabilities:
             operations.extend(_workflows(number, at_ms, trouble, seed))
+        if "spill" in capabilities and number % SPILL_EVERY == 2:
+            operations.append(Operation(f="enqueue", at_ms=at_ms, job=_spilled(number, seed)))
     for operations in lists:
         operations.sort(key=lambda operation: operation.at_ms)
     maintenance = _maintenance(seconds, capabilities)
@@ -264,12 +276,31 @@ def _workflows(number: int, at_ms: int, trouble: bool, seed: int) -> list[Operat
     return found
 
 
+def _spilled(number: int, seed: int) -> Job:
+    """Return a job whose payload is too large for its row, and which can be killed at its work.
+
+    Its key is its name: the row does not show the payload.
+    """
+    source = random.Random(f"spilled {seed} {number}")
+    name = f"s{number}"
+    return Job(
+        id=name,
+        kind=source.choice(("webhook", STEP)),
+        key=name,
+        script=("raise", SPILLED_WORK) if source.random() < 0.2 else (SPILLED_WORK,),
+        sink=source.choice(SINKS),
+        spill=True,
+        body_bytes=source.randrange(*SPILLED_BYTES),
+    )
+
+
 def _maintenance(seconds: float, capabilities: Sequence[str]) -> list[Operation]:
     """Return what somebody does to the queue now and then who puts no job in."""
-    if "backup" not in capabilities:
-        return []
-    first, gap = BACKUP_MS
-    return [Operation(f="backup", at_ms=at) for at in range(first, int(seconds * 1_000), gap)]
+    found = []
+    for f, needed, (first, gap) in CHORES:
+        if needed in capabilities:
+            found += [Operation(f=f, at_ms=at) for at in range(first, int(seconds * 1_000), gap)]
+    return sorted(found, key=lambda operation: operation.at_ms)
 
 
 def _in_burst(at_ms: float) -> int:

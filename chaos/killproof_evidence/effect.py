@@ -160,7 +160,11 @@ def _play(
     facts: dict[str, Any] = {"job": name, "attempt": attempt, "fence": fence}
     if job is not None:
         facts["queue_id"] = job
-    seen = {} if saw is None else {"saw": {need: digest_of(value) for need, value in saw.items()}}
+    seen: dict[str, Any] = {}
+    if saw is not None:
+        seen["saw"] = {need: digest_of(value) for need, value in saw.items()}
+    if payload.get("proven"):
+        seen["given"] = digest_of(payload, chars=None)
     # Before anything else: a kill from here on leaves a start that the queue must account for.
     log.append("start", facts | seen)
     _pass(sync, "handler.start")
@@ -205,10 +209,10 @@ def _remembered(log: "_EffectLog", facts: dict[str, Any], name: str) -> dict[str
     return result
 
 
-def digest_of(value: object) -> str:
-    """Return a short digest of a JSON value, to compare it without keeping it."""
+def digest_of(value: object, *, chars: int | None = DIGEST_CHARS) -> str:
+    """Return a digest of a JSON value, to compare it without keeping it; None: the whole of it."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:DIGEST_CHARS]
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:chars]
 
 
 def _fail(

@@ -110,6 +110,7 @@ class Execution:
     t_end: int | None = None  #: of the last record of this execution
     outcome: str | None = None  #: the word of the script; None: it did not get so far
     result: str | None = None  #: a digest of what it returned; only of steps of a workflow
+    given: str | None = None  #: a digest of its payload; only of payloads that were in a file
     saw: dict[str, str] | None = None  #: by need, a digest of what that step had returned
     steps: "list[Memoised] | None" = None  #: the remembered steps that ran in it
     read: dict[str, str] | None = None  #: by remembered step, a digest of what the handler got
@@ -860,6 +861,7 @@ class _EffectFile:
                 fence=get("fence"),
                 t=t,
                 saw=get("saw"),
+                given=get("given"),
             )
             self._open[key] = execution
             self._place(name, queue_id, execution)

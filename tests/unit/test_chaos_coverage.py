@@ -52,6 +52,7 @@ def test_the_manifest_of_killproof_is_every_phase_of_the_design_by_kill_and_by_p
         "a worker was killed in a step of a workflow, and the step was taken up again",
         "a run failed with one of its steps, and another succeeded",
         "a handler was given a result that an attempt before it had recorded",
+        "a worker was killed with a payload from a file, and another was given it again",
         "a limit was reached while further jobs of it waited",
         "a worker was killed while its job was the last that a limit let run",
     }

@@ -156,6 +156,11 @@ def perform(client: Client, recorder: Recorder, operation: Operation, ids: dict[
                 recorder.call("reap", reap, told=lambda result: {"value": result})
         elif operation.run is not None:
             _start(client, recorder, operation.run, operation.steps)
+        elif operation.f == "collect":
+            # Nobody is told anything by it; what it must not take is missed by a handler.
+            collect = getattr(client, "collect", None)
+            assert collect is not None, "the target announces the capability `spill`"
+            collect()
         elif operation.f == "backup":
             backup = getattr(client, "backup", None)
             assert backup is not None, "the target announces the capability `backup`"

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -34,7 +35,10 @@ from killproof.core import model, sync
 from killproof.core.database import Transaction
 from killproof.core.host import KernelLocks
 from killproof.limits import Limits
+from killproof.payload_files import Folder, PayloadLost
+from killproof.payloads import Payloads, Reference
 from killproof.schedule import KEY_PREFIX, Schedules
+from killproof.spilling import MARK
 from killproof.worker import Handlers, Worker
 from killproof.workflow import Workflow, Workflows
 from killproof_chaos import hook, mix, phases
@@ -99,6 +103,8 @@ LIMITS: Final[Mapping[str, Mapping[str, Any]]] = {
 TICK: Final = "tick"
 TICK_MS: Final = 700
 TICK_PAYLOAD: Final = {"id": TICK, "script": ["sleep:0.25"], "sink": "log"}
+#: Bytes from which on a payload is in a file: far less than in production.
+SPILL_BYTES: Final = 4_096
 #: The name of all workflows; what tells them apart is their graph.
 WORKFLOW: Final = "chaos"
 #: Promotion and the reaping that a claim does share the claim's transaction.
@@ -243,6 +249,16 @@ class RecordedQueue(Queue):
         return result
 
 
+def whole(queue: Queue, lease: Lease | None) -> Lease | None:
+    """Return a lease with the job's payload in it, also if that is in a file.
+
+    A worker reads it when the handler asks; who has no worker has no other way.
+    """
+    if lease is None or Reference.of(lease.job.payload) is None:
+        return lease
+    return replace(lease, job=replace(lease.job, payload=Payloads(queue).payload(lease.job)))
+
+
 def claimed(lease: Lease | None) -> dict[str, Any]:
     """Return what the history says of the answer to a claim."""
     if lease is None:
@@ -265,7 +281,7 @@ class KillproofTarget:
     contract = CONTRACT
     sync_points = frozenset(phases.PHASES) - NOT_OFFERED
     database = "queue.db"
-    capabilities = frozenset({"backup", "dispatcher", "limits", "schedule", "workflow"})
+    capabilities = frozenset({"backup", "dispatcher", "limits", "schedule", "spill", "workflow"})
     mix_parameters: Mapping[str, Mapping[str, Any]] = {
         "limits": {"limits": LIMITS},
         "schedule": {"schedules": {TICK: {"every_ms": TICK_MS, "prefix": f"{KEY_PREFIX}{TICK}:"}}},
@@ -284,8 +300,9 @@ class KillproofTarget:
         due_ms="due_ms",
         key="key",
         kind="kind",
-        payload=f"CASE WHEN NEW.key LIKE '{KEY_PREFIX}%' THEN json_object('id', NEW.key)"
-        " ELSE NEW.payload END",
+        # A large payload is in a file; such a job has its name for a key as well.
+        payload=f"CASE WHEN NEW.key LIKE '{KEY_PREFIX}%' OR NEW.payload LIKE '{{\"{MARK}\":%'"
+        " THEN json_object('id', NEW.key) ELSE NEW.payload END",
     )
 
     runs = RunMapping(table="workflow_run", id="id", state="state", name="key")
@@ -373,15 +390,27 @@ class KillproofTarget:
         for job, fence, outcome, error in db.execute(ATTEMPTS):
             facts = {"fence": fence, "outcome": outcome, "error": error}
             ended.setdefault(job, []).append(facts)
+        folder = Folder(str(db.execute("PRAGMA database_list").fetchone()[2]))
         cursor = db.execute(JOBS)
         names = [column[0] for column in cursor.description]
         for row in cursor:
             values = dict(zip(names, row, strict=True))
-            payload = named(json.loads(values["payload"]), values["key"])
+            payload = named(_read(folder, json.loads(values["payload"])), values["key"])
             yield JobRow(
                 **{**values, "payload": payload},
                 history=tuple(ended.get(values["id"], ())),
             )
+
+
+def _read(folder: Folder, payload: Any) -> Any:
+    """Return a payload as it was put in; what is lost stays a reference, and P13 sees it."""
+    reference = Reference.of(payload)
+    if reference is None:
+        return payload
+    try:
+        return json.loads(folder.read(reference.sha256, reference.bytes))
+    except PayloadLost:
+        return payload
 
 
 def set_up(queue: Queue, asked: Set[str]) -> None:
@@ -445,6 +474,7 @@ class KillproofClient:
         queue.database.checkpoint_commits = CHECKPOINT_COMMITS
         self._queue = queue
         self._backups = backups
+        self._payloads = Payloads(queue, threshold=SPILL_BYTES)
 
     def enqueue(self, kind: str, payload: dict[str, Any], **options: Any) -> int:
         """Put a job in.
@@ -452,8 +482,16 @@ class KillproofClient:
         Raises:
             Definite, Indefinite: as the queue's own error says of itself.
         """
+        named: dict[str, Any] = options | {"lease": LEASE_SECONDS, "retry": RETRY}
         with _translated():
-            return self._queue.enqueue(kind, payload, lease=LEASE_SECONDS, retry=RETRY, **options)
+            if named.pop("spill", False):
+                return self._payloads.enqueue(kind, payload, **named)
+            return self._queue.enqueue(kind, payload, **named)
+
+    def collect(self) -> None:
+        """Remove the files of payloads that no job needs."""
+        with _translated():
+            self._payloads.collect()
 
     def cancel(self, id: int | str) -> bool:  # noqa: A002 - the seam's name
         """Cancel a job; False when it has ended."""

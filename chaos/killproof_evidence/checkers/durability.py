@@ -16,7 +16,7 @@ BUSY_MS_DEFAULT = 30_000
 
 
 def durable_acknowledgement(evidence: Evidence) -> Finding:
-    """P1: an acknowledged enqueue is present or terminal at the end."""
+    """P1: an acknowledged enqueue is present or terminal at the end, and its payload whole."""
     tally = Tally()
     for story in evidence.stories:
         enqueue = story.acknowledged()
@@ -34,7 +34,21 @@ def durable_acknowledgement(evidence: Evidence) -> Finding:
                 seen,
                 *starts,
             )
+        _check_given(tally, story)
     return tally.finding("no enqueue was acknowledged", level="process")
+
+
+def _check_given(tally: Tally, story: Story) -> None:
+    """What a handler was given is what was enqueued, also where it was in a file of its own."""
+    digest = story.asked.get("digest")
+    for execution in story.executions:
+        if execution.given is not None and digest is not None and execution.given != digest:
+            tally.violate(
+                story.label,
+                f"the handler of job {story.label} was given another payload than was enqueued",
+                None if story.birth is None else at(story.birth),
+                execution.at,
+            )
 
 
 def _may_be_gone(evidence: Evidence, story: Story) -> bool:
