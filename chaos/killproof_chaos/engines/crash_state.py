@@ -30,9 +30,12 @@ def of_session(session: Session, mapping: AuditMapping) -> State:
     kept = {name for name in facts if name in columns}
     kept |= {name for name in columns if name.endswith(NANOSECONDS)}
     state: State = {}
-    for row in session.rows(f"SELECT * FROM {table} ORDER BY {mapping.id}"):  # noqa: S608 - names
+    # The mapping's expressions are over NEW; here every row of the table is one.
+    payload = mapping.payload or "NULL"
+    query = f"SELECT *, {payload} FROM {table} AS NEW ORDER BY {mapping.id}"  # noqa: S608 - names
+    for *row, body in session.rows(query):
         values = dict(zip(columns, row, strict=True))
-        name = _name_of(values.get(mapping.payload or ""), values[mapping.id])
+        name = _name_of(body, values[mapping.id])
         state[name] = {column: values[column] for column in columns if column in kept}
     if extras := session.extras():
         state["extras"] = {"rows": extras}
