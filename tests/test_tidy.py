@@ -491,7 +491,10 @@ def connection(place: Path) -> Iterator[sqlite3.Connection]:
 def test_no_statement_of_the_core_reads_a_table_from_end_to_end(
     connection: sqlite3.Connection,
 ) -> None:
-    """Covers S0.28, S0.29, S0.30, S1.23, F54, F55, F56, F57."""
+    """Covers S0.28, S0.29, S0.30, S1.23, F54, F55, F56, F57.
+
+    Partial indexes, one for each statement, stand where the articles' began with the status.
+    """
     found = {
         name: steps
         for name, statement in statements(jobs, jobs.Queue).items()

@@ -15,9 +15,8 @@ which they do not know), is in docs/articles.md.  Each query reads the whole tab
 for people and reports; workers claim through the core.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final, LiteralString, TypedDict
 
 from killproof import effects, workflow_tables
@@ -47,10 +46,6 @@ SLOTS: Final = 3
 #: noticed at once; it is the time limit of a handler that sets none: a hung one ends then.
 STALE_SECONDS: Final = 900.0
 
-PRESETS: Final[Mapping[str, Options]] = MappingProxyType(
-    {"jobs": JOBS, "tasks": TASKS, "orders": ORDERS}
-)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
@@ -60,6 +55,15 @@ class View:
     name: str
     is_made: bool
 
+
+#: Literal statements: a name can not be a value of one.
+DROP: Final = {
+    "jobs": "DROP VIEW IF EXISTS jobs",
+    "job_effects": "DROP VIEW IF EXISTS job_effects",
+    "tasks": "DROP VIEW IF EXISTS tasks",
+    "orders": "DROP VIEW IF EXISTS orders",
+    "order_tasks": "DROP VIEW IF EXISTS order_tasks",
+}
 
 FIND: Final = "SELECT type, sql FROM sqlite_schema WHERE lower(name) = :name"
 
@@ -116,16 +120,6 @@ def views(queue: Queue) -> list[View]:
             for article, found in VIEWS.items()
             for name in found
         ]
-
-
-#: Literal statements: a name can not be a value of one.
-DROP: Final = {
-    "jobs": "DROP VIEW IF EXISTS jobs",
-    "job_effects": "DROP VIEW IF EXISTS job_effects",
-    "tasks": "DROP VIEW IF EXISTS tasks",
-    "orders": "DROP VIEW IF EXISTS orders",
-    "order_tasks": "DROP VIEW IF EXISTS order_tasks",
-}
 
 
 def check(articles: Iterable[str]) -> list[str]:

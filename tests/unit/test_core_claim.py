@@ -324,7 +324,7 @@ def waiting(place: Path, *events: Callable[[], object]) -> tuple[Queue, Nudging]
 
 
 def test_an_idle_wait_ends_at_another_connections_commit(place: Path) -> None:
-    """Covers S0.47, S1.37, F53."""
+    """Covers S0.47, S1.37, F53: a commit wakes it, where the articles slept 5 and 2 seconds."""
     with Queue(place / "q.db", durability="process") as other:
         queue, clock = waiting(place, lambda: None, lambda: other.enqueue("kind", 1))
         with queue:

@@ -172,7 +172,7 @@ def test_a_falsy_result_is_kept_as_it_is(queue: Queue, result: object) -> None:
 def test_a_failure_waits_by_the_policy_and_the_last_one_kills(
     queue: Queue, clock: ManualClock
 ) -> None:
-    """Covers S0.42, S0.43, S1.35, S1.36, F34."""
+    """Covers S0.42, S0.43, S1.35, S1.36, F34: with a delay, which the second article has not."""
     lease = claimed(queue, retry="fixed:10", max_attempts=2)
     queue.nack(lease, "first")
     job = read(queue, lease)
