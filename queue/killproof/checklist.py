@@ -66,6 +66,7 @@ def checks(queue: Queue) -> list[Check]:
             _backups(look),
             *_payloads(look, queue),
             *_schedules(look),
+            *_workflows(look),
         ]
 
 
@@ -257,6 +258,32 @@ def _schedules(look: Look) -> Iterator[Check]:
         )
         return
     yield Check(name="schedules", status="ok", text="none is late")
+
+
+HAS_RUNS: Final = "SELECT 1 FROM killproof_schema WHERE component = 'workflow'"
+
+# Counted from the index by state; a failed run waits for a person, so there are few.
+
+FAILED_RUNS: Final = """
+    SELECT state, count(*), max(id) FROM workflow_run
+     WHERE state IN ('failed', 'compensation_failed') GROUP BY state ORDER BY state"""
+
+
+def _workflows(look: Look) -> Iterator[Check]:
+    """A run that stopped half-way, or whose compensation did, needs a person."""
+    if look.tx.row(HAS_RUNS) is None:
+        return
+    found = cast(list[tuple[str, int, int]], look.tx.rows(FAILED_RUNS))
+    if not found:
+        yield Check(name="workflows", status="ok", text="no run has failed")
+        return
+    text = ", ".join(f"{count_of(number, 'run')} {state}" for state, number, _ in found)
+    yield Check(
+        name="workflows",
+        status="warn",
+        text=text,
+        remedy=f"killproof workflow show {found[0][2]}; killproof workflow replay RUN",
+    )
 
 
 LAST_BACKUP: Final = "SELECT value FROM killproof_setting WHERE name = :name"

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from killproof import alerts, listing, metrics, operations
+from killproof import alerts, listing, metrics, operations, workflow_view
 from killproof.cli_terminal import (
     DB_DEFAULT,
     EXIT_FAULT,
@@ -176,11 +176,13 @@ def show(job_id: JobId, db: Db = DB_DEFAULT, as_json: AsJson = False) -> None:
     """Show one job: what happens next, and every attempt with its error."""
     with existing(db) as queue:
         job = queue.get(job_id)
+        progress, stored = workflow_view.progress(queue, job_id)
     if job is None:
         raise JobNotFound(f"there is no job {job_id} in {db}: see killproof status --db {db}")
     now_ms = SystemClock().now_ms()
     if as_json:
-        print_json(listing.as_page(job, now_ms))
+        told = {"progress": None if progress is None else asdict(progress), "stored_steps": stored}
+        print_json(listing.as_page(job, now_ms) | told)
         return
     print(f"job {job.id} of kind {printable(job.kind)}: {summary(job, now_ms)}")
     facts = [f"priority {job.priority}", f"enqueued {span(now_ms - job.created_ms)} ago"]
@@ -190,6 +192,11 @@ def show(job_id: JobId, db: Db = DB_DEFAULT, as_json: AsJson = False) -> None:
     print(f"payload {shown(json.dumps(job.payload, ensure_ascii=False))}")
     if job.result is not None:
         print(f"result {shown(json.dumps(job.result, ensure_ascii=False))}")
+    if progress is not None:
+        age = span(now_ms - progress.told_ms)
+        print(f"progress {printable(progress.text)}, told {age} ago")
+    if stored:
+        print(f"stored steps: {shown(', '.join(stored))}")
     _show_attempts(job)
 
 

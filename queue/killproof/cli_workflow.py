@@ -221,8 +221,7 @@ def _progress(step: StepView) -> str:
     told = step.progress
     if told is None or not told.is_current:
         return ""
-    amount = f"{told.done:g}" + ("" if told.total is None else f" of {told.total:g}")
-    return f", {amount}{f': {told.note}' if told.note else ''}"
+    return f", {told.text}"
 
 
 def _remedies(run: Run) -> list[str]:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, cast
 
-from killproof import limits_reading, presence
+from killproof import limits_reading, presence, workflow_view
 from killproof.core import model
 from killproof.core.errors import DatabaseBusy
 from killproof.core.jobs import Queue
@@ -87,6 +87,7 @@ def collect(queue: Queue, *, window: float = WINDOW_SECONDS_DEFAULT) -> list[Fam
         *_history(ended(queue, window_ms), window_ms),
         *_people(queue),
         *_limits(queue),
+        *_runs(queue),
         *_file(queue),
     ]
 
@@ -263,6 +264,31 @@ def _limits(queue: Queue) -> Iterator[Family]:
             ({"limit": one.name, "rule": rule}, any(gate.rule == rule for gate in one.gates))
             for one in found
             for rule in ("running", "rate", "closed", "breaker")
+        ),
+    )
+
+
+def _runs(queue: Queue) -> Iterator[Family]:
+    """Yield the runs of each workflow; nothing where none was ever started."""
+    found = workflow_view.report(queue)[:KINDS_MAX]
+    if not found:
+        return
+    yield Family(
+        name="workflow_runs",
+        help="Runs by workflow and state.",
+        samples=tuple(
+            ({"workflow": one.name, "state": state}, one.counts.get(state, 0))
+            for one in found
+            for state in workflow_view.STATES
+        ),
+    )
+    yield Family(
+        name="workflow_run_seconds_mean",
+        help="Mean time from start to success, of runs that succeeded within a week.",
+        samples=tuple(
+            ({"workflow": one.name}, one.mean_ms / 1_000)
+            for one in found
+            if one.mean_ms is not None
         ),
     )
 

@@ -37,6 +37,12 @@ class Progress:
     told_ms: int
     is_current: bool  #: told by the latest delivery
 
+    @property
+    def text(self) -> str:
+        """What a person reads: 40 of 100: rows."""
+        amount = f"{self.done:g}" + ("" if self.total is None else f" of {self.total:g}")
+        return f"{amount}: {self.note}" if self.note else amount
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepView:

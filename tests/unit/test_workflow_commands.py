@@ -184,6 +184,20 @@ def test_a_running_step_shows_how_far_it_is(queue: Queue, run: Run, place: Path)
     flow.handlers["flow.load"].function(Context(queue, tenure, queue.host.clock))
 
     assert "attempt 1 of 5, 40 of 100: rows" in run("workflow", "show", "1")[1]
+    assert "progress 40 of 100: rows, told" in run("show", "1")[1]
+    assert json.loads(run("show", "1", "--json")[1])["progress"]["done"] == 40
+
+
+def test_doctor_and_metrics_count_the_runs_that_failed(queue: Queue, run: Run) -> None:
+    """Covers S2.35, S2.36."""
+    flow = Workflow("flow")
+    flow.add("a", kind="a")
+    Workflows(queue).start(flow)
+    assert "no run has failed" in run("doctor")[1]
+    fail(queue, "a")
+
+    assert "1 run failed" in run("doctor")[1]
+    assert 'killproof_workflow_runs{workflow="flow",state="failed"} 1' in run("metrics")[1]
 
 
 def test_what_does_not_agree_in_the_tables_is_told(queue: Queue) -> None:
