@@ -8,7 +8,7 @@ import signal
 import sqlite3
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from killproof import (
     PayloadTooLarge,
     Queue,
     StorageFull,
+    Transaction,
     cli_work,
     payload_files,
     payloads,
@@ -216,6 +217,32 @@ def test_an_enqueue_in_the_middle_of_a_collection_keeps_its_file(
 
     assert list(large._swept(large.folder.names())) == []
     assert large.payload(job_of(queue, number)) == LARGE
+
+
+class Interrupted(Queue):
+    """A queue with a window before its next transaction, in which others may act."""
+
+    act: Callable[[], object] | None = None
+
+    def transaction(self) -> AbstractContextManager[Transaction]:
+        act, self.act = self.act, None
+        if act is not None:
+            act()
+        return super().transaction()
+
+
+def test_a_collection_looks_again_under_the_lock_before_it_takes_a_name_away(
+    queue: Queue, large: Payloads, clock: ManualClock
+) -> None:
+    large.enqueue("k", LARGE)
+    finish_and_prune(queue, clock)
+    large._forget()
+    put_in: list[int] = []
+    with Interrupted(queue.path) as interrupted:
+        interrupted.act = lambda: put_in.append(large.enqueue("k", LARGE))
+        assert list(Payloads(interrupted)._swept(large.folder.names())) == []
+
+    assert large.payload(job_of(queue, put_in[0])) == LARGE
 
 
 def test_a_file_goes_with_the_last_job_that_has_it(
