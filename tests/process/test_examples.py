@@ -71,6 +71,26 @@ def test_a_broken_row_does_not_hold_the_rows_behind_it(place: Path) -> None:
     assert example("importer").main(place) == (119, 1)
 
 
+def test_an_importer_that_is_killed_in_the_middle_imports_every_row_once(place: Path) -> None:
+    """Covers S0.1, S2.2. Method: SIGKILL after some rows; then the whole program once more."""
+    code = (
+        "import pathlib, runpy, sys\n"
+        "runpy.run_path(sys.argv[1])['main'](pathlib.Path(sys.argv[2]))\n"
+    )
+    command = [sys.executable, "-c", code, str(EXAMPLES / "importer.py"), str(place)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    with Queue(place / "queue.db") as queue:
+        deadline = time.monotonic() + SECONDS_MAX
+        while queue.counts()["succeeded"] < 5:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        process.kill()
+        process.wait()
+        assert queue.counts()["succeeded"] < 119, "it was killed in the middle"
+
+    assert example("importer").main(place) == (119, 1)
+
+
 def test_an_event_is_stored_before_it_is_answered_and_three_times_is_one_job(place: Path) -> None:
     """Covers S0.4, S0.31, S0.84: the webhook. F44, F68: deduped, and refused at the door."""
     assert example("webhook_receiver").main(place) == [202, 202, 202, 400, 400, 400]
