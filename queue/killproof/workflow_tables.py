@@ -39,6 +39,11 @@ from killproof.core.database import Transaction
 from killproof.core.errors import FileRefused
 
 SCHEMA_VERSION: Final = 1
+#: Steps of one run, those of its fan-outs included.  It bounds what one transaction may have to
+#: move at once (a start, a failure, a cancellation): about 0.2 s under the write lock.
+STEPS_MAX: Final = 5_000
+#: Arrows between them.
+NEEDS_MAX: Final = 20_000
 
 VERSION: Final = "SELECT version FROM killproof_schema WHERE component = 'workflow'"
 
@@ -68,8 +73,10 @@ CREATE: Final[tuple[LiteralString, ...]] = (
     ) STRICT""",
     # Serves start: a run is started once for its key, for as long as its row is kept.
     """CREATE UNIQUE INDEX workflow_run_key ON workflow_run (name, key) WHERE key IS NOT NULL""",
-    # Serves lists, counts and retention.
+    # Serves lists and retention.
     """CREATE INDEX workflow_run_state ON workflow_run (state, finished_ms)""",
+    # Serves counts by workflow and state.
+    """CREATE INDEX workflow_run_name ON workflow_run (name, state)""",
     """CREATE TABLE workflow_step (
         job_id    INTEGER PRIMARY KEY REFERENCES job (id),
         run_id    INTEGER NOT NULL REFERENCES workflow_run (id),

@@ -21,8 +21,8 @@ from killproof import (
     operations,
     retention,
     transfer,
-    workflow,
     workflow_retention,
+    workflow_step,
     workflow_tables,
     workflow_view,
 )
@@ -789,7 +789,7 @@ def test_a_busy_file_does_not_fail_a_fan_out_whose_work_is_done(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flow, calls = spread_flow(), list[int]()
-    spread: Callable[..., None] = workflow._spread
+    spread: Callable[..., None] = workflow_step._spread
 
     def busy_once(*args: object) -> None:
         calls.append(1)
@@ -797,8 +797,8 @@ def test_a_busy_file_does_not_fail_a_fan_out_whose_work_is_done(
             raise DatabaseBusy("somebody writes")
         spread(*args)
 
-    monkeypatch.setattr(workflow, "_spread", busy_once)
-    monkeypatch.setattr(workflow, "SystemClock", ManualClock)
+    monkeypatch.setattr(workflow_step, "_spread", busy_once)
+    monkeypatch.setattr(workflow_step, "SystemClock", ManualClock)
     stand.runs.start(flow, [1])
     stand.run_step(flow.handlers, "flow.find")
 
