@@ -150,6 +150,6 @@ def _refuse_foreign(tx: Transaction, name: str) -> None:
     if row is not None and not _is_ours(tx, name):
         what = str(row[0])
         raise FileRefused(
-            f"{tx.path} has a {what} {name!r} that is not killproof's: "
-            "rename it, or use another file"
+            f"{tx.path} has a {what} {name!r} that is not killproof's: rename it, "
+            "or name the articles that you want, without this one"
         )
