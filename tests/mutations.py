@@ -701,6 +701,13 @@ STATEMENTS = (
         f"{DEADLINE}nothing_is_claimed_of_a_kind_that_is_throttled",
     ),
     m(
+        "a claim that a limit refuses is no lease",
+        "jobs.py",
+        "            if changed:  # Else",
+        "            if True:  # Else",
+        "tests/unit/test_limits.py::a_closing_ends_when_it_should",
+    ),
+    m(
         "who waits for a throttled kind does not spin",
         "jobs.py",
         "           AND wanted.value NOT IN (SELECT kind FROM throttle)\n         LIMIT 1",

@@ -22,13 +22,13 @@ known that table since the core's first version, so a process that started befor
 set, or knows nothing of limits, keeps it too; and as lease and slot are one commit, a crash at any
 moment leaves both or neither.  No process has to be alive for a limit to hold, or to open again.
 
-**Clocks.**  Tokens and closings are counted on the monotonic clock of the claims.  Rows of
-`throttle` end by the wall clock, for that is what the core's claim knows; so a step of the wall
-clock can end a row early or late, and this is what comes of it.  Forward: one job may start too
-early at each step; its start shuts the resource again, and its token is owed, so the next waits
-for two.  Backward: `mend` moves the row; each worker calls it once a second.  Where two claims have
-no clock in common (a reboot, time namespaces) the wall clock decides, and a step of it refills the
-bucket once at most.
+**Clocks.**  Tokens and closings are counted on the monotonic clock of the claims, which no step of
+the wall clock moves.  Rows of `throttle` end by the wall clock, for that is what the core looks at;
+so a trigger has the last word at each claim, by the claim's own monotonic reading, and refuses it.
+A step forward therefore lets nobody in.  A step backward would keep a row too long: `mend` moves
+it, and each worker calls that once a second.  Where two claims have no clock in common (a reboot,
+time namespaces) the wall clock decides, and a step of it refills the bucket once at most.  The
+pause and the window of a breaker are wall clock throughout: a step forward lets one try early.
 
 What this is not: no fairness between resources, and no limit that counts anything but jobs.
 Read `limits.sql` next.

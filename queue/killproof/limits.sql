@@ -21,7 +21,7 @@
 --
 -- Two clocks, as in the core.  Wall-clock milliseconds end rows of `throttle`; a claim also tells
 -- the monotonic clock of its owner (its deadline less its length), and by that one tokens are
--- counted, so that a step of the wall clock neither makes tokens nor takes any.
+-- counted and closings end, so that a step of the wall clock neither makes tokens nor takes any.
 
 CREATE TABLE limit_resource (
     name        TEXT    NOT NULL PRIMARY KEY CHECK (length(name) BETWEEN 1 AND 100),
@@ -166,10 +166,26 @@ END;
 
 -- From jobs to the rules: a lease begins, and ends.
 
-CREATE TRIGGER limit_lease_begins AFTER UPDATE OF state ON job
+-- Before the row is changed, for here is the last word, by the claim's own monotonic clock: a row
+-- of `throttle` may have ended early, because the wall clock was stepped forward, or was read some
+-- milliseconds before the other.  The gate is shut again, the claim changes nothing, and goes on
+-- with another kind.
+CREATE TRIGGER limit_lease_begins BEFORE UPDATE OF state ON job
   WHEN NEW.state = 'leased' AND OLD.state <> 'leased'
    AND EXISTS (SELECT 1 FROM limit_kind WHERE kind = NEW.kind)
 BEGIN
+    UPDATE limit_gate
+       SET until_ms = NEW.claimed_ms
+               + (end_ns - NEW.lease_deadline_ns + NEW.lease_ms * 1000000) / 1000000 + 1
+     WHERE resource IN (SELECT resource FROM limit_kind WHERE kind = NEW.kind)
+       AND end_ns > NEW.lease_deadline_ns - NEW.lease_ms * 1000000
+       AND clock = (SELECT clock FROM worker WHERE id = NEW.owner);
+    SELECT RAISE(IGNORE)
+      FROM limit_kind JOIN limit_gate USING (resource)
+     WHERE kind = NEW.kind
+       AND end_ns > NEW.lease_deadline_ns - NEW.lease_ms * 1000000
+       AND clock = (SELECT clock FROM worker WHERE id = NEW.owner);
+
     UPDATE limit_resource SET running = running + 1
      WHERE name IN (SELECT resource FROM limit_kind WHERE kind = NEW.kind);
 
@@ -184,15 +200,6 @@ BEGIN
            clock = coalesce((SELECT clock FROM worker WHERE id = NEW.owner), ''),
            at_ms = NEW.claimed_ms
      WHERE resource IN (SELECT resource FROM limit_kind WHERE kind = NEW.kind);
-
-    -- A start of a closed resource: the wall clock was stepped forward.  It is shut again.
-    UPDATE limit_gate
-       SET until_ms = NEW.claimed_ms
-               + (end_ns - NEW.lease_deadline_ns + NEW.lease_ms * 1000000) / 1000000 + 1
-     WHERE resource IN (SELECT resource FROM limit_kind WHERE kind = NEW.kind)
-       AND rule = 'closed'
-       AND clock = (SELECT clock FROM worker WHERE id = NEW.owner)
-       AND end_ns > NEW.lease_deadline_ns - NEW.lease_ms * 1000000;
 
     -- The first start after the pause of an open breaker is the one that tries.
     UPDATE limit_breaker

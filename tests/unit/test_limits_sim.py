@@ -31,7 +31,7 @@ def test_a_crash_at_any_statement_leaves_no_limit_over_full_and_none_shut_for_ev
         ("SET running = running + 1", "SET running = running", "mutex", "P22"),
         ("SET running = max(running - 1, 0)", "SET running = running", "mutex", "P17"),
         ("WHERE over_ns > 0", "WHERE over_ns > 99000000000", "rate", "P22"),
-        ("at_ms = NEW.claimed_ms", "at_ms = 0", "rate", "P22"),
+        ("SELECT RAISE(IGNORE)", "SELECT 1", "rate-stepped", "P22"),
         ("SET state = 'half-open'", "SET state = 'open'", "breaker", "P22"),
         ("probe_id = NULL, probe_fence = NULL", "probe_id = 0, state = state", "breaker", "P17"),
     ],

@@ -358,8 +358,9 @@ class Queue:
             except sqlite3.IntegrityError as error:
                 self._set_aside(tx, cast(int, row[0]), error)
                 continue
-            assert changed == 1, "inside this transaction nobody else can have taken it"
-            taken.append(_Taken(row, owner, now_ms, now_ns))
+            assert changed <= 1, "inside this transaction nobody else can have taken it"
+            if changed:  # Else a limit has refused it, by this claim's clock, and shut its kind.
+                taken.append(_Taken(row, owner, now_ms, now_ns))
         return taken
 
     def _readable(self, taken: list["_Taken"]) -> list[Lease]:

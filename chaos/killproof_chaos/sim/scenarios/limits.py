@@ -61,14 +61,13 @@ RATE: Final = Scenario(
 )
 RATE_STEPPED: Final = Scenario(
     name="rate-stepped",
-    text="the wall clock steps under a token a second: one may start too early, and no second one",
+    text="the wall clock steps under a token a second: nobody starts too early for it",
     actors={"w1": work_twice, "w2": work_once},
     jobs=(job(1), job(2), job(3)),
     faults=Faults(wall_steps=1),
     prepare=_a_token_a_second,
     promised={"P22": True},
-    # One more than the bucket holds: that is what a step may cost, see docs/limits.md.
-    parameters={"limits": {"report": {"rate": 1.0, "burst": 2}}},
+    parameters={"limits": {"report": {"rate": 1.0, "burst": 1}}},
     needs=frozenset({"enqueue", "claim", "ack", "limits"}),
 )
 
