@@ -10,6 +10,8 @@ from typing import Any, Final
 from killproof import Host, backup, effects, maintenance, operations, retention
 from killproof.core import barrier
 from killproof.handlers import Hold
+from killproof.payloads import Payloads
+from killproof.schedule import Schedules, key_of
 from killproof_chaos.engines.crash_session import RECORD_EFFECT, run_handler, together
 from killproof_chaos.recording import Recorder
 from killproof_chaos.targets.killproof_adapter import (
@@ -17,6 +19,7 @@ from killproof_chaos.targets.killproof_adapter import (
     RETRY,
     RecordedQueue,
     VouchedLocks,
+    whole,
 )
 from killproof_chaos.workload import Job
 from killproof_evidence.records import RecordWriter, read_records
@@ -28,12 +31,18 @@ SNOOZE_SECONDS: Final = 0.02
 DEFAULTS: Final = {"lease_ms": 60_000, "retry": "article"}
 #: The sink of a job whose effect goes through the ledger; for the judge it is one with a key.
 LEDGER: Final = "ledger"
+#: Too large for a row.
+LARGE_RESULT: Final = "r" * (1 << 20)
+FIRED_KIND: Final = "report"
 HELD: Final = "SELECT id FROM job WHERE state = 'held'"
 #: What operations leave besides jobs: a table, and which of its rows count. A reservation is no
 #: half of a transaction: it is a commit of its own.
 EXTRAS: Final = (
     ("effect", "SELECT count(*) FROM effect WHERE state = 'applied'"),
     ("chaos_note", "SELECT count(*) FROM chaos_note"),
+    # The use of a result is a commit of its own as well.
+    ("payload_use", "SELECT count(*) FROM payload_use WHERE fence = 0"),
+    ("job_schedule", "SELECT count(*) + coalesce(sum(fired), 0) FROM job_schedule"),
 )
 
 
@@ -75,7 +84,7 @@ class KillproofSession:
 
     def claim(self) -> Any:
         """Take the first job."""
-        return self.queue.claim()
+        return whole(self.queue, self.queue.claim())
 
     def extend(self, lease: Any) -> None:
         """Prolong the lease."""
@@ -122,6 +131,19 @@ class KillproofSession:
         """Let go what is held, as a person does."""
         for (number,) in self.rows(HELD):
             operations.unhold(self.queue, number)
+        self._prove_payloads()
+
+    def _prove_payloads(self) -> None:
+        """Make sure that no job misses its file, and that a collection leaves no other.
+
+        Raises:
+            ValueError: the queue has broken that promise.
+        """
+        large = Payloads(self.queue)
+        large.collect()
+        found = large.check(whole=True)
+        if found.lost or found.orphans:
+            raise ValueError(f"large payloads after a death: {found}")
 
     def close(self) -> None:
         """Close the queue; what is still held is released."""
@@ -212,6 +234,50 @@ def _apply(session: KillproofSession, lease: Any) -> object:
     return ledger.apply(effect)
 
 
+def _spill_enqueue(session: KillproofSession, job: Job) -> None:
+    """Put a job in whose payload goes into a file."""
+    large = Payloads(session.queue, threshold=0)
+    session.ids[job.id] = session.recorder.call(
+        "enqueue",
+        lambda: large.enqueue(
+            job.kind, job.payload(), lease=LEASE_SECONDS, retry=RETRY, **job.options()
+        ),
+        value=job.summary(),
+        told=lambda found: {"job": found},
+    )
+
+
+def _spill_result(session: KillproofSession, lease: Any) -> None:
+    """Finish a job whose result goes into a file."""
+    session.queue.ack(lease, Payloads(session.queue).spill(lease, LARGE_RESULT))
+
+
+def _schedule(session: KillproofSession, slot: float) -> None:
+    """Make a schedule, whose jobs have the name that its slot gives them."""
+    name = key_of("crash", round(slot * 1_000))
+    Schedules(session.queue).every(
+        "crash",
+        3_600,
+        FIRED_KIND,
+        {"id": name, "script": ["ok"], "sink": "log", "body": ""},
+        first=slot,
+        lease=LEASE_SECONDS,
+        retry=RETRY,
+    )
+
+
+def _fire(session: KillproofSession, slot: float) -> None:
+    """Put in the job of a slot that has come."""
+    name = key_of("crash", round(slot * 1_000))
+    job = Job(id=name, kind=FIRED_KIND, sink="log", key=name, body_bytes=0)
+    session.recorder.call(
+        "enqueue",
+        lambda: Schedules(session.queue).fire(slot),
+        value=job.summary(),
+        told=lambda ids: {"job": ids[0]} if ids else {},
+    )
+
+
 def _replay(session: KillproofSession, number: int) -> bool:
     return bool(operations.replay(session.queue, [number]).moved)
 
@@ -265,6 +331,11 @@ MORE: Final[Mapping[str, Callable[[KillproofSession, Any], object]]] = {
     "checkpoint": _checkpoint,
     "prune": lambda session, _: retention.prune(session.queue, {"succeeded": 0}),
     "backup": _backup,
+    "spill_enqueue": _spill_enqueue,
+    "spill_result": _spill_result,
+    "spill_collect": lambda session, _: Payloads(session.queue).collect().files > 0,
+    "schedule": _schedule,
+    "fire": _fire,
     "repair": _stop,
 }
 OPERATIONS: Final = frozenset(MORE) | {

@@ -66,6 +66,10 @@ NEXT: Final = job("next", sink="log")
 LATER: Final = job("later", sink="log")
 #: Put in likewise, and dead soon: what is left of it is judged.
 DOOMED: Final = job("doomed", script=("permanent",), sink="log")
+#: Its payload goes into a file, and its key says its name where only the row is seen.
+SPILLED: Final = job("spilled", key="spilled", sink="log")
+#: A slot that never comes while this runs: in the year 2100.
+SLOT_FAR: Final = 4_102_444_800.0
 #: `enqueue_many` takes no options, so its jobs have the queue's defaults.
 BATCH: Final = tuple(job(f"batch{number}", sink="log") for number in range(3))
 
@@ -108,6 +112,26 @@ def _done_job(context: Context) -> None:
     lease = session.claim()
     session.play(lease)
     session.ack(lease)
+
+
+def _dropped_payload(context: Context) -> None:
+    """Leave the file of a job that is gone, and that of one that waits."""
+    _two_logs(context)
+    session = context.session
+    session.more["spill_enqueue"](SPILLED)
+    for _ in range(3):
+        lease = session.claim()
+        session.play(lease)
+        session.ack(lease)
+    session.more["prune"](None)
+    session.more["spill_enqueue"](job("waits", key="waits", sink="log"))
+
+
+def _due_schedule(context: Context) -> None:
+    """Make a schedule whose first slot is an hour from now; it is fired as if that had come."""
+    _two_jobs(context)
+    context.memo["slot"] = float(int(time.time()) + 3_600)
+    context.session.more["schedule"](context.memo["slot"])
 
 
 def _dead_job(context: Context) -> None:
@@ -244,9 +268,14 @@ FURTHER: Final = (
     ("checkpoint", _two_jobs, None, lambda c: KEYED),
     ("prune", _done_job, None, lambda c: None),
     ("backup", _two_jobs, None, lambda c: "backups"),
+    ("spill_enqueue", _two_jobs, None, lambda c: SPILLED),
+    ("spill_result", _two_logs, _hold_and_play, lambda c: c.lease),
+    ("spill_collect", _dropped_payload, None, lambda c: None),
+    ("schedule", _two_jobs, None, lambda c: SLOT_FAR),
+    ("fire", _due_schedule, None, lambda c: c.memo["slot"]),
 )
 #: They only look, or write where no worker looks.
-UNCHANGING: Final = frozenset({"get", "counts", "backup"})
+UNCHANGING: Final = frozenset({"get", "counts", "backup", "spill_collect", "schedule"})
 ALONE: Final = (
     Scenario(operation="open_and_migrate", prepare=None, act=_open, opens=True, changes=False),
     Scenario(operation="open", prepare=_two_jobs, act=_open, opens=True, changes=False),
