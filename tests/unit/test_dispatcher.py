@@ -376,16 +376,24 @@ def test_whatever_a_handler_raises_fails_its_job_and_no_other(stand: Stand) -> N
 def test_after_its_last_execution_a_job_is_dead_and_each_was_delayed_by_its_policy(
     stand: Stand,
 ) -> None:
-    """Covers S1.36. F34, F35: three executions in all; what replaced "no delay" is the policy's."""
+    """Covers S0.45, S1.36. F34, F35: three executions; the policy's delay replaces "no delay"."""
     runs: list[int] = []
 
     async def handler(context: Context) -> object:
         runs.append(context.job.attempt)
         raise ValueError("HTTP 503")
 
-    job = stand.do(handler, max_attempts=3, retry="immediate")
+    def stop_when_dead() -> None:
+        if stand.queue.counts()["dead"]:
+            stand.dispatcher.stop()
+
+    stand.at["worker.idle"] = stop_when_dead
+    job = stand.do(handler, max_attempts=3, retry="fixed:0.02")
 
     assert (runs, job.state, outcomes(job)) == ([1, 2, 3], "dead", ["failed"] * 3)
+    ends = [attempt.finished_ms for attempt in job.attempts]
+    starts = [attempt.started_ms for attempt in job.attempts]
+    assert all(start - end >= 20 for end, start in zip(ends[:-1], starts[1:], strict=True))
 
 
 @pytest.mark.parametrize(
