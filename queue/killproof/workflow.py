@@ -50,6 +50,7 @@ FIND_RUN: Final = "SELECT id FROM workflow_run WHERE name = :name AND key = :key
 INSERT_RUN: Final = """
     INSERT INTO workflow_run (name, key, state, steps, created_ms, checked_ms, expires_ms, payload)
     VALUES (:name, :key, 'running', :steps, :now_ms, :now_ms, :expires_ms, :payload)"""
+
 CHECK_RUN: Final = "UPDATE workflow_run SET checked_ms = :now_ms WHERE id = :run_id"
 
 STATE_OF_RUN: Final = "SELECT state FROM workflow_run WHERE id = :run_id"

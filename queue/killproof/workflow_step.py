@@ -164,7 +164,7 @@ def handler(workflow: "Workflow", function: Callable[[Step], object]) -> "Callab
 
         @functools.wraps(function)
         async def run_async(context: "Context") -> object:
-            step = Step(context, workflow)
+            step = await context._off_loop(lambda: Step(context, workflow))
             result = await function(step)
             return await context._off_loop(lambda: step.finish(result))
 

@@ -1,5 +1,6 @@
 """Workflows: a step starts when all it needs has succeeded, and the run's state follows."""
 
+import asyncio
 import io
 import re
 import sqlite3
@@ -21,9 +22,12 @@ from killproof import (
     operations,
     retention,
     transfer,
+    workflow,
+    workflow_memo,
     workflow_retention,
     workflow_step,
     workflow_tables,
+    workflow_transfer,
     workflow_view,
 )
 from killproof.core.errors import DatabaseBusy
@@ -769,6 +773,27 @@ def test_a_fan_out_is_bounded_by_the_steps_of_its_run(stand: Stand) -> None:
         stand.run_step(flow.handlers, "flow.find")
 
 
+def test_a_step_may_be_a_coroutine_and_still_spread(stand: Stand) -> None:
+    flow = Workflow("flow")
+
+    @flow.step()
+    async def find(step: Step) -> object:
+        await asyncio.sleep(0)
+        return ["x", step.payload]
+
+    flow.step(name="resize", each="find")(lambda step: step.item)
+    stand.runs.start(flow, "y")
+    lease = stand.claim("flow.find")
+    assert lease is not None
+    tenure = Tenure(lease, now_ns=stand.clock.monotonic_ns())
+    coroutine: Any = flow.handlers["flow.find"].original(Context(stand.queue, tenure, stand.clock))
+    asyncio.run(coroutine)
+
+    assert stand.states() == {
+        **{"find": "succeeded", "resize 1": "available", "resize 2": "available"}
+    }
+
+
 def test_one_job_of_a_fan_out_that_fails_cancels_the_join_and_not_the_others(stand: Stand) -> None:
     """Covers S0.5."""
     flow = spread_flow()
@@ -1024,6 +1049,40 @@ def test_no_statement_of_a_trigger_scans_a_table(stand: Stand) -> None:
                 ]
                 assert scans == [], bare
     assert explained >= 15
+
+
+def statements() -> Iterator[tuple[str, str]]:
+    """Every statement constant of the modules of workflows."""
+    for module in (
+        *(workflow, workflow_memo, workflow_retention, workflow_step, workflow_transfer),
+        workflow_view,
+    ):
+        owners = [module, Step, Workflows, workflow_memo.Memo]
+        for name, text in {n: t for owner in owners for n, t in vars(owner).items()}.items():
+            if isinstance(text, str) and re.match(r"\s*(SELECT|UPDATE|INSERT|DELETE)\b", text):
+                yield name, text
+
+
+def test_no_statement_on_runs_scans_a_table(stand: Stand) -> None:
+    """Counting all runs reads an index of them; a list walks back from the latest to its limit."""
+    stand.start({"a": ""})
+    step = stand.claim("a")
+    assert step is not None
+    context = Context(stand.queue, Tenure(step, now_ns=0), stand.clock)
+    workflow_memo.memo(context)("x", len, [])
+    transfer.import_jobs(stand.queue, [
+        '{"killproof_export": 1, "source": "s"}\n', '{"killproof_export_end": 0}\n'
+    ])  # fmt: skip
+    seen = 0
+    with closing(sqlite3.connect(stand.queue.path)) as connection:
+        for name, text in statements():
+            values = dict.fromkeys(re.findall(r":(\w+)", text), 1)
+            plan = connection.execute(f"EXPLAIN QUERY PLAN {text}", values).fetchall()
+            scans = [row[3] for row in plan if re.match(r"SCAN (job|workflow|step)", row[3])]
+            seen += 1
+            is_list = "ORDER BY id DESC LIMIT" in text
+            assert is_list or [s for s in scans if "COVERING INDEX" not in s] == [], (name, text)
+    assert seen >= 40
 
 
 GUARDS: list[tuple[str, Callable[[Stand], object], str]] = [
