@@ -152,7 +152,7 @@ def test_the_running_jobs_of_a_killed_dispatcher_come_back_at_once_to_another(
 
 
 def test_a_signal_lets_the_running_jobs_end_and_claims_no_more(house: House) -> None:
-    """Covers S1.37, S1.57. F27."""
+    """F27."""
     house.queue.enqueue_many([("wait", number) for number in range(25)])
     dispatcher = house.start()
     house.until(lambda: len(house.starts(dispatcher)) == 20)
