@@ -280,3 +280,24 @@ def test_a_recorded_result_that_comes_back_changed_is_seen(
     attempt(worker, producer.enqueues("m"), "x", read={"x": "other"})
 
     assert "was given a result of step x that no run of it returned" in run.story("P23")
+
+
+@pytest.mark.parametrize("is_replayed", [True, False])
+def test_what_a_failure_cancelled_comes_back_by_a_replay_in_its_run_and_not_by_itself(
+    run: "Run", producer: "Process", worker: "Process", steps: "dict[str, Job]", is_replayed: bool
+) -> None:
+    """P7: the run is what is replayed, by the step that failed."""
+    run.edges |= {"cancelled": ("available",), "dead": ("available",)}
+    a, b, c, d = steps.values()
+    worker.does_step(a)
+    run.commits(a, "dead")
+    for step in (b, c, d):
+        run.commits(step, "cancelled")
+    if is_replayed:
+        producer.replays(a)
+        worker.does_step(a)
+        run.commits(a, "succeeded")
+    run.commits(b, "available")
+
+    finding = run.finding("P7")
+    assert (finding.verdict == "violated") != is_replayed, finding
