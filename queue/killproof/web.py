@@ -350,7 +350,7 @@ def _job(queue: Queue, request: Request) -> object:
     job = queue.get(job_id)
     if job is None:
         raise JobNotFound(f"there is no job {job_id} in {queue.path}: see killproof jobs")
-    facts = as_page(job, queue.host.clock.now_ms())
+    facts = as_page(job, queue.host.clock.now_ms()) | web_others.progress(queue, job_id)
     if asked.get("text") == "1":
         for name in ("payload", "result"):
             if name == "payload" or facts[name] is not None:

@@ -55,8 +55,8 @@ class Feed:
         self._history: dict[str, object] = {}
         self._trouble = ""
         self.watchers = 0
-        #: Reads of the queue so far: what a test counts.
-        self.reads = 0
+        #: So far: looks at the version, and reads of the queue.  A test counts them.
+        self.looks = self.reads = 0
         self.is_closed = False
 
     async def call(self, work: Callable[[], Result]) -> Result:
@@ -107,6 +107,7 @@ class Feed:
             begun = loop.time()
             try:
                 latest = await self.call(self._reader.version)
+                self.looks += 1
                 if latest != version or begun - read_at >= REFRESH_SECONDS:
                     if begun - history_at >= HISTORY_SECONDS:
                         self._history = await self.call(self._reader.history)

@@ -54,6 +54,16 @@ def _without_steps(run: workflow_view.Run) -> dict[str, object]:
     return {name: value for name, value in asdict(run).items() if name != "steps"}
 
 
+def progress(queue: Queue, job_id: int) -> dict[str, object]:
+    """Return what a job said of its progress, and the steps inside it that are done.
+
+    Raises:
+        KillproofError: as for `Queue.counts`.
+    """
+    told, stored = workflow_view.progress(queue, job_id)
+    return {"progress": None if told is None else asdict(told), "stored_steps": stored}
+
+
 def schedules(queue: Queue) -> dict[str, object]:
     """Return the schedules as `killproof schedules list --json` prints them.
 

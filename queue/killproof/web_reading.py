@@ -186,13 +186,16 @@ class Reader:
             waiting = queue.database.peek(WAITING, {"limit": KINDS_MAX})
             running = queue.database.peek(RUNNING, {"limit": KINDS_MAX})
             now_ms = self.clock.now_ms()
+            oldest_ms = max((now_ms - cast(int, due_ms) for _, _, due_ms in waiting), default=0)
+            if len(waiting) == KINDS_MAX:  # Else that was all of them, in one look.
+                oldest_ms = metrics.oldest_ms(queue)
             return {
                 "path": queue.path,
                 "durability": queue.durability,
                 "now_ms": now_ms,
                 "counts": {state: counts.get(state, 0) for state in model.STATES},
-                "oldest_waiting_ms": metrics.oldest_ms(queue),
-                "waiting": {str(kind): count for kind, count in waiting},
+                "oldest_waiting_ms": max(0, oldest_ms),
+                "waiting": {str(kind): count for kind, count, _ in waiting},
                 "running": {str(kind): count for kind, count in running},
                 "failures": failures(queue, now_ms),
             }
@@ -231,7 +234,7 @@ def failures(queue: Queue, now_ms: int) -> list[dict[str, object]]:
 
 
 WAITING: Final = """
-    SELECT kind, count(*) FROM job WHERE state = 'available'
+    SELECT kind, count(*), min(due_ms) FROM job WHERE state = 'available'
      GROUP BY kind ORDER BY kind LIMIT :limit"""
 
 RUNNING: Final = """

@@ -61,9 +61,23 @@ async function act(path, body, done, question) {
   }
 }
 
+/** Resolve when somebody can see the page: a browser has six connections for all of its tabs. */
+function seen() {
+  if (!document.hidden) return undefined;
+  link("waiting", "waits until it is looked at");
+  return new Promise((resolve) => {
+    document.addEventListener("visibilitychange", resolve, { once: true });
+  });
+}
+
+document.addEventListener("visibilitychange", () => {
+  if (document.hidden) page.stop?.();
+});
+
 /** Follow the events for ever: a stream that breaks is opened again, later each time. */
 async function follow() {
   for (let failures = 0; ; failures += 1) {
+    await seen();
     try {
       const response = await fetch("api/events", { headers: headers(), cache: "no-store" });
       if (response.status === 401) {
@@ -88,6 +102,10 @@ async function follow() {
         }
       }
     } catch { /* What went wrong is said below, and tried again. */ }
+    if (document.hidden) {
+      failures = -1;
+      continue;
+    }
     link("lost", "not connected, trying again");
     const wait = RETRY_MS[Math.min(Math.max(failures, 0), RETRY_MS.length - 1)];
     await new Promise((resolve) => setTimeout(resolve, wait * (0.75 + Math.random() / 2)));

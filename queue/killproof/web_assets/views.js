@@ -15,6 +15,7 @@ const WORDS = {
   cancelled: "cancelled", expired: "expired",
 };
 const RELOAD_MS = 2000;
+const KINDS = 50;  // As many as the server tells.
 
 const jobLink = (id) => h("a", { href: `#/job/${id}` }, `#${id}`);
 const jobsOf = (query) => `#/jobs?${new URLSearchParams(query)}`;
@@ -32,6 +33,8 @@ function overview(page) {
   const kindTable = table("Kinds of job", [["Kind", "text"], ["Waiting", "num"], ["Running", "num"],
     ["Failed", "num"], ["Mean time", "num"], ["p95", "num wide"], ["Starts", "wide"],
     ["Action", "act"]], kinds);
+  const manyKinds = h("p", { class: "note", hidden: true },
+    `Of what waits and runs, the first ${KINDS} kinds by name are shown.`);
   const noKinds = empty("No jobs yet. Put one in: ",
     h("code", null, "killproof enqueue hello '{\"name\": \"Ada\"}'"));
   const failures = h("div");
@@ -39,7 +42,7 @@ function overview(page) {
     h("h1", null, "Overview"),
     h("section", { "aria-label": "Jobs by state" }, tiles),
     h("h2", null, "Pace"), pace, charts,
-    h("h2", null, "Kinds"), noKinds, kindTable,
+    h("h2", null, "Kinds"), noKinds, kindTable, manyKinds,
     h("p", { class: "note" }, "Failed: the share of executions that failed. It and the times are of the ",
       "latest 1,000 jobs that succeeded and 1,000 that died within the last hour."),
     h("h2", null, "Latest dead letters"), failures,
@@ -53,6 +56,8 @@ function overview(page) {
     const rows = kindRows(latest);
     noKinds.hidden = rows.length > 0;
     kindTable.hidden = !rows.length;
+    kindTable.dataset.acts = String(page.may("pause"));
+    manyKinds.hidden = Object.keys(latest.waiting).length < KINDS;
     keyed(kinds, rows, (row) => row.kind, () => h("tr"), (tr, row) => kindRow(page, tr, row));
     liveFailures(page, failures, latest);
   }
@@ -243,8 +248,8 @@ function sentence(found, asked) {
   const looked = found.next && found.jobs.length < 50
     ? ` Looked at ${count(found.looked_at)} jobs so far; there are more.` : "";
   if (!found.jobs.length) {
-    return looked ? `Nothing found yet.${looked}` : "There is no such job."
-      + (asked.kind || asked.search || asked.state ? " Try less narrow words." : "");
+    if (looked) return `Nothing found yet.${looked}`;
+    return asked.kind || asked.search || asked.state ? "There is no such job." : "No jobs yet.";
   }
   return `${count(found.jobs.length)} jobs.${looked}`;
 }
@@ -278,7 +283,8 @@ function replayAll(page, asked, load) {
 
 function job(page, { id }) {
   const top = h("div");
-  const actions = h("div", { class: "buttons", role: "group", "aria-label": "Actions" });
+  const actions = h("div", { class: "buttons", role: "group", "aria-label": "Actions",
+    tabindex: "-1" });
   const rest = h("div");
   const element = h("div", null, top, actions, rest);
   let seen = "";
@@ -291,8 +297,10 @@ function job(page, { id }) {
       h("p", null, badge(facts.state), facts.summary.startsWith(facts.state)
         ? line(facts.summary.slice(facts.state.length)) : `: ${line(facts.summary)}`), factsOf(facts));
     if (actions.dataset.shape !== shape) {
+      const hadFocus = actions.contains(document.activeElement);
       actions.dataset.shape = shape;
       fill(actions, actionsOf(page, facts, load));
+      if (hadFocus) actions.focus();  // Not on a button: another one may stand there now.
     }
     const now = JSON.stringify([facts.attempts, facts.state, facts.payload, facts.result,
       why.reasons.map((reason) => reason.rule), log.entries]);
@@ -320,6 +328,8 @@ function factsOf(facts) {
     facts.key !== null ? ["Key", line(facts.key)] : null,
     ["Retry policy", line(facts.retry)], ["Lease", span(facts.lease_ms)],
     facts.owner ? ["Worker", facts.owner.slice(0, 8)] : null,
+    facts.progress ? ["Progress", progressText(facts.progress)] : null,
+    facts.stored_steps.length ? ["Steps done", facts.stored_steps.map(line).join(", ")] : null,
   ];
   return h("dl", { class: "facts" }, entries.filter(Boolean).map(([name, value]) =>
     h("div", null, h("dt", null, name), h("dd", null, value))));
@@ -397,6 +407,8 @@ function textOf(value, id, name) {
   const isCut = value.text.length < value.chars;
   return h("div", null, h("pre", { tabindex: "0", role: "region", "aria-label": name },
     plain(value.text)),
+    value.text.includes('"killproof_payload"') ? h("p", { class: "note" },
+      "It lies in a file beside the database: ", h("code", null, `killproof payloads show ${id}`)) : null,
     isCut ? h("p", { class: "note" }, `The first ${count(value.text.length)} of `
       + `${count(value.chars)} characters; all of it: `, h("code", null, `killproof show ${id} --json`))
       : null);
@@ -479,12 +491,13 @@ function workflow(page, { id }) {
   return { title: `Run #${id}`, element, load, live: reloading(load) };
 }
 
+function progressText({ done, total, note }) {
+  return `${done}${total ? ` of ${total}` : ""} ${line(note ?? "")}`.trim();
+}
+
 function stepText(step) {
   if (step.error_class) return errorOf(step);
-  if (step.progress) {
-    const { done, total, note } = step.progress;
-    return `${done}${total ? ` of ${total}` : ""} ${line(note ?? "")}`;
-  }
+  if (step.progress) return progressText(step.progress);
   return step.result === null ? "-" : line(JSON.stringify(step.result));
 }
 
