@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType
 
@@ -96,6 +97,27 @@ def test_an_event_is_stored_before_it_is_answered_and_three_times_is_one_job(pla
     assert example("webhook_receiver").main(place) == [202, 202, 202, 400, 400, 400]
     with Queue(place / "queue.db") as queue:
         assert queue.counts()["available"] == 1
+
+
+def test_a_webhook_that_meets_a_locked_file_is_told_to_come_back(place: Path) -> None:
+    """Covers S0.4. F19: the article's event was gone; here its sender knows, and has it still."""
+    receiver = example("webhook_receiver")
+    with (
+        Queue(place / "queue.db", busy_limit=0.05) as queue,
+        closing(sqlite3.connect(queue.path, isolation_level=None)) as other,
+        ThreadingHTTPServer(("127.0.0.1", 0), receiver.receiver_of(queue)) as server,
+    ):
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_port}/"
+        other.execute("BEGIN IMMEDIATE")
+        refused, _ = receiver.post(url, b'{"event_id": "evt_1"}')
+        other.execute("ROLLBACK")
+        taken, answer = receiver.post(url, b'{"event_id": "evt_1"}')
+        server.shutdown()
+        thread.join()
+
+        assert (refused, taken, answer) == (503, 202, {"job": 1})
 
 
 def test_instances_have_a_file_each_and_a_job_moves_between_them_once(place: Path) -> None:
