@@ -338,6 +338,10 @@ NEW_IDS: Final = "UPDATE sqlite_sequence SET seq = seq + :skipped WHERE name = '
 
 NO_IDS_YET: Final = "INSERT INTO sqlite_sequence VALUES ('job', :skipped)"
 
+# Where there are runs of workflows; callers wrote their ids down as well.
+
+NEW_RUNS: Final = "UPDATE sqlite_sequence SET seq = seq + :skipped WHERE name = 'workflow_run'"
+
 
 def _begin_anew(copy: sqlite3.Connection) -> None:
     """Leave out the numbers that the lost history has given out; see the module."""
@@ -345,6 +349,7 @@ def _begin_anew(copy: sqlite3.Connection) -> None:
     copy.execute(NEW_FENCES, {"skipped": FENCES_SKIPPED})
     if not copy.execute(NEW_IDS, {"skipped": IDS_SKIPPED}).rowcount:
         copy.execute(NO_IDS_YET, {"skipped": IDS_SKIPPED})
+    copy.execute(NEW_RUNS, {"skipped": IDS_SKIPPED})
     copy.execute("COMMIT")
 
 

@@ -19,6 +19,7 @@ from killproof import (
     LeaseLost,
     ManualClock,
     Queue,
+    backup,
     operations,
     retention,
     transfer,
@@ -966,6 +967,27 @@ def test_a_run_that_has_ended_comes_in_as_it_was_and_can_be_replayed(
     assert len(other.runs.replay(3)) == 1
     other.work("a", "b", "slow", "undo.b", "undo.a")
     assert [other.state(run_id) for run_id in (3, 4)] == ["succeeded", "compensated"]
+
+
+def test_a_restored_run_goes_on_and_no_id_of_a_lost_one_is_given_out_again(
+    stand: Stand, place: Path
+) -> None:
+    """Covers S2.16, S0.75."""
+    stand.start(DIAMOND, key="order-1")
+    stand.work("a")
+    assert stand.claim("b") is not None
+    copy = backup.backup(stand.queue, place).path
+    lost = stand.start(DIAMOND, key="order-2")
+    backup.restore(copy, place / "restored.db")
+
+    restored = Stand(place / "restored.db")
+    try:
+        assert workflow_view.faults(restored.queue) == []
+        restored.work("b", "c", "d")
+        assert restored.state() == "succeeded"
+        assert restored.start(DIAMOND, key="order-2") > lost
+    finally:
+        restored.queue.close()
 
 
 def test_a_run_whose_key_is_taken_comes_in_without_it(stand: Stand, other: Stand) -> None:
