@@ -88,8 +88,8 @@ JOBS_INSERT: Final = """
                NEW.idempotency_key,
                coalesce(NEW.max_attempts, 5),
                'article',
-               coalesce(CAST(strftime('%s', NEW.created_at) AS INTEGER) * 1000, now_ms),
-               coalesce(CAST(strftime('%s', NEW.updated_at) AS INTEGER) * 1000, now_ms),
+               min(now_ms, coalesce(strftime('%s', NEW.created_at) * 1000, now_ms)),
+               min(now_ms, coalesce(strftime('%s', NEW.updated_at) * 1000, now_ms)),
                NEW.payload
           FROM (SELECT now_ms,
                        coalesce(CAST(strftime('%s', NEW.run_after) AS INTEGER) * 1000, now_ms)
@@ -184,7 +184,7 @@ TASKS_INSERT: Final = """
                NEW.idempotency_key,
                coalesce(NEW.max_retries, 3),
                'article',
-               coalesce(CAST(strftime('%s', NEW.created_at) AS INTEGER) * 1000, now_ms),
+               min(now_ms, coalesce(strftime('%s', NEW.created_at) * 1000, now_ms)),
                now_ms,
                coalesce(NEW.payload, '{}')
           FROM (SELECT CAST(strftime('%s', 'now') AS INTEGER) * 1000

@@ -320,6 +320,21 @@ def test_a_job_put_in_for_later_waits_until_its_moment(
     assert queue.claim() is not None
 
 
+def test_a_row_that_was_kept_elsewhere_brings_its_age_and_none_comes_from_the_future(
+    queue: Queue, connection: sqlite3.Connection
+) -> None:
+    """Covers S0.27, S1.21."""
+    insert = "INSERT INTO jobs (type, payload, created_at, updated_at) VALUES ('a', '1', ?, ?)"
+    connection.execute(insert, ("2026-01-31 12:00:00", "2026-02-28 12:00:00"))
+    connection.execute(insert, ("2099-01-31 12:00:00", "2099-02-28 12:00:00"))
+    connection.execute("INSERT INTO tasks (name, created_at) VALUES ('a', '2026-01-31 12:00:00')")
+    times = connection.execute("SELECT created_ms, updated_ms FROM job ORDER BY id").fetchall()
+
+    assert tuple(times[0]) == (1_769_860_800_000, 1_772_280_000_000)
+    assert max(times[1]) <= SystemClock().now_ms()
+    assert times[2]["created_ms"] == 1_769_860_800_000
+
+
 def said(connection: sqlite3.Connection, statement: str, wanted: str) -> str:
     """Run a statement; return `wanted` if its refusal says that, else what it said instead."""
     try:
