@@ -164,6 +164,30 @@ def test_a_signal_lets_the_running_jobs_end_and_claims_no_more(house: House) -> 
     assert (counts["succeeded"], counts["available"], counts["leased"]) == (20, 5, 0)
 
 
+def test_the_command_runs_a_dispatcher_with_its_panel_in_lines(house: House) -> None:
+    """Covers S1.40, S1.47."""
+    house.queue.enqueue_many([("wait", number) for number in range(4)])
+    command = [str(Path(sys.executable).parent / "killproof"), "work", "my_jobs"]
+    with (house.place / "log.command").open("wb") as log, (house.place / "lines").open("wb") as out:
+        process = subprocess.Popen(
+            [*command, "--slots", "4", "--panel"], cwd=house.place, stdout=out, stderr=log
+        )
+    house.started.append(process)
+    house.let_go()
+    house.until(lambda: house.queue.counts()["succeeded"] == 4)
+    house.until(lambda: "of 4" in (house.place / "lines").read_text())
+    process.send_signal(signal.SIGTERM)
+
+    assert process.wait(SECONDS_MAX) == 0
+    log_text = (house.place / "log.command").read_text()
+    assert "works on: wait, plain, blocks, thread" in log_text
+    assert "jobs at once: 4" in log_text
+    assert log_text.count("succeeded in") == 4
+    lines = (house.place / "lines").read_text()
+    assert "slots: " in lines
+    assert "\x1b" not in lines
+
+
 def test_a_second_signal_gives_the_jobs_back_at_once_which_is_no_attempt(house: House) -> None:
     job_id = house.queue.enqueue("wait", None, max_attempts=1)
     dispatcher = house.start(grace=3600)
