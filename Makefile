@@ -151,10 +151,10 @@ report-power-cut: ## Power cuts of several queues, side by side: reports/power-c
 
 SIM = $(BIN)/killproof chaos sim
 SCHEDULES = killproof-store/schedules
-# How long a scenario may take, and the two others: all of it takes about twelve minutes.
+# How long a scenario may take, and the two others: all of it takes about ten minutes.
 SWEEP ?= 10m
 SWEEP_MINIMAL ?= 90s
-SWEEP_RANDOM ?= 4m
+SWEEP_RANDOM ?= 5m
 # A run that is there already is not made again: an interrupted sweep goes on where it was.
 EXPLORE = once() { \
     grep -qs interrupted.:.false $(SCHEDULES)/$$1/verdict.json || { rm -rf $(SCHEDULES)/$$1; \
@@ -166,9 +166,9 @@ report-schedules: ## Every schedule of every scenario, and many at random: repor
 	    once exhaustive/killproof-NAME --scenario NAME --crashes 1 --budget $(SWEEP)'
 	$(EXPLORE); once exhaustive/minimal --target minimal --crashes 1 \
 	    --budget $(SWEEP_MINIMAL) --jobs 2
-	$(EXPLORE); once random/killproof --scheduler pct --depth 5 --crashes 1 --seed 1 \
+	$(EXPLORE); once random/killproof --scheduler pct --depth 8 --crashes 1 --seed 1 \
 	    --budget $(SWEEP_RANDOM) --jobs 2
-	$(EXPLORE); once random/minimal --target minimal --scheduler pct --depth 5 --crashes 1 --seed 1 \
+	$(EXPLORE); once random/minimal --target minimal --scheduler pct --depth 8 --crashes 1 --seed 1 \
 	    --budget 20s --jobs 2
 	$(EXPLORE); once naive/1 --target checks-then-claims --scenario claim
 	$(EXPLORE); once naive/2 --target reads-then-writes --scenario unique-key
