@@ -40,6 +40,8 @@ STYLES: Final = {
     **{"held": "yellow", "retryable": "yellow", "cancelled": "dim", "expired": "red"},
     **{"blocked": "dim", "compensating": "yellow", "compensated": "yellow", "leased": "bold"},
 }
+#: Of a line that stands for many steps.
+MANY: Final = "≡"
 MARKS: Final = {
     **{"succeeded": "●", "leased": "◐", "dead": "✗", "expired": "✗", "cancelled": "-"},
     **{"held": "!", "retryable": "◌"},
@@ -100,12 +102,14 @@ def show(run_id: RunId, db: Db = DB_DEFAULT, as_json: AsJson = False) -> None:
         after = sorted({names[need] for need in step.needs if need in names})
         table.add_row(
             plain(f"{mark} {printable(label)}"),
-            str(step.job_id),
-            step.state,
-            _took(step, now_ms),
+            *(
+                ("", "", "")
+                if mark == MANY
+                else (str(step.job_id), step.state, _took(step, now_ms))
+            ),
             plain(shown(", ".join(after))),
             plain(shown(text)),
-            style=STYLES.get(step.state, ""),
+            style="" if mark == MANY else STYLES.get(step.state, ""),
         )
     print_table(table)
     for remedy in _remedies(run):
@@ -141,7 +145,7 @@ def _lines(run: Run, now_ms: int) -> list[tuple[str, str, StepView, str]]:
             said.add(step.name)
             same = [one.state for one in run.steps if one.name == step.name and not one.undoes]
             counts = ", ".join(f"{number:,} {state}" for state, number in Counter(same).items())
-            found.append(("≡", f"{indent}{step.name} x{len(same)}", step, counts))
+            found.append((MANY, f"{indent}{step.name} x{len(same)}", step, counts))
         needs_a_look = step.state in ("dead", "expired", "held", "retryable", "leased")
         if not many or (needs_a_look and len(found) < 10 * ITEMS_SHOWN_MAX):
             mark = MARKS.get(step.state, "○")
