@@ -3,15 +3,6 @@
 A target says with `capabilities` what its queue has; a queue that has none is never asked, and owes
 nothing for it.  `--mix plain` leaves all of them out.  What was asked stands in the plan, and in
 `mix.json` beside the queue, where the target's own code finds it.
-
-| capability   | what the run does with it |
-|---|---|
-| `backup`     | a maintenance process copies the file every few seconds |
-| `dispatcher` | one worker process of four has several slots, and handlers that are coroutines |
-| `limits`     | some kinds of job are limited, as the target's `mix_parameters` say |
-| `schedule`   | a schedule of the target's `mix_parameters` fires while workers are killed |
-| `spill`      | some payloads are in files of their own, and what nobody needs is collected |
-| `workflow`   | runs of a few steps, and jobs whose handler remembers what it has done |
 """
 
 import json
@@ -25,6 +16,15 @@ from killproof_chaos.workload import CAPABILITIES
 from killproof_evidence.contract import Contract
 from killproof_evidence.target import RunMapping, Target
 
+#: What a run does with each capability.
+WORDS: Final = {
+    "backup": "a maintenance process copies the file every few seconds",
+    "dispatcher": "one worker process of four has several slots, and handlers that are coroutines",
+    "limits": "some kinds of job are limited, as the target's `mix_parameters` say",
+    "schedule": "a schedule of the target's `mix_parameters` fires while workers are killed",
+    "spill": "some payloads are in files of their own, and what nobody needs is collected",
+    "workflow": "runs of a few steps, and jobs whose handler remembers what it has done",
+}
 #: Promises about a capability: a run that does not ask for it has no evidence on them.
 PROMISES: Final = {"P22": "limits", "P23": "workflow", "P24": "backup"}
 FILE: Final = "mix.json"

@@ -247,9 +247,9 @@ def _workflows(number: int, at_ms: int, trouble: bool, seed: int) -> list[Operat
     found = []
     if number % RUN_EVERY == 0:
         run = f"r{number}"
-        # The first run of all fails for certain; of the others the first step is long enough to be
-        # killed in.
-        first = ("permanent",) if trouble and number == 0 else (LONG_STEP,)
+        # The first two fail for certain, for a kill may take a start; of the others the first step
+        # is long enough to be killed in.
+        first = ("permanent",) if trouble and number <= RUN_EVERY else (LONG_STEP,)
         steps = tuple(
             Job(
                 id=f"{run}.{step}",
