@@ -205,10 +205,6 @@ def moved(gates: Iterable[tuple[Value, ...]], now: Now) -> Iterator[tuple[str, s
 
 # For `explain`.
 
-SHUT: Final = """
-    SELECT resource, rule FROM limit_kind JOIN limit_gate USING (resource)
-     WHERE kind = :kind AND until_ms > :now_ms ORDER BY resource, rule"""
-
 HOLDERS: Final = """
     SELECT job.id, worker.pid
       FROM job LEFT JOIN worker ON worker.id = job.owner

@@ -202,51 +202,37 @@ def test_a_rate_is_kept_over_all_workers_so_that_nobody_is_told_to_wait(
 
 
 def test_kills_leave_no_slot_taken_and_let_nobody_in_beside_a_holder(queue: Queue) -> None:
-    """Covers S1.2, S1.5, S1.6, S1.11. F13."""
+    """And each limit is reached as long as work waits. Covers S1.2, S1.5, S1.6, S1.11. F13."""
     limits = Limits(queue)
     limits.set("main database", kinds=["backup", "migrate"], running=1)
-    for kind in ("backup", "migrate") * 5:
+    limits.set("processor", kinds=["render"], running=2)
+    for kind in ("backup", "migrate", "render", "render") * 3:
         queue.enqueue(kind, None, retry="immediate", max_attempts=9)
     killed: dict[str, int] = {}
 
     with crew() as workers:
         for _ in range(2):
-            killed |= kill_one_at_work(workers)
+            wait_until(lambda: all(map(runs, workers)))
+            assert [limit.running for limit in limits.list()] == [1, 2]
+            killed |= kill_one(workers)
+        wait_until(lambda: all(map(runs, workers)))
         Path("go").touch()
-        wait_until(lambda: queue.counts()["succeeded"] == 10)
+        wait_until(lambda: queue.counts()["succeeded"] == 12)
 
-    assert most_at_once(killed) == 1
-    assert limits.list()[0].running == 0
+    assert most_at_once({"backup", "migrate"}, killed) == 1
+    assert most_at_once({"render"}, killed) == 2
+    assert [limit.running for limit in limits.list()] == [0, 0]
     assert queue.database.peek("SELECT * FROM throttle") == []
 
 
-def test_a_limit_is_reached_when_work_waits_and_again_after_a_kill(queue: Queue) -> None:
-    limits = Limits(queue)
-    limits.set("processor", kinds=["render"], running=2)
-    for _ in range(5):
-        queue.enqueue("render", None, retry="immediate", max_attempts=9)
-
-    with crew() as workers:
-        wait_until(lambda: sum(runs(worker) for worker in workers) == 2)
-        killed = kill_one_at_work(workers)
-        wait_until(lambda: sum(runs(worker) for worker in workers) == 2)
-        assert limits.list()[0].running == 2
-        Path("go").touch()
-        wait_until(lambda: queue.counts()["succeeded"] == 5)
-
-    assert most_at_once(killed) == 2
-
-
-def kill_one_at_work(workers: list[subprocess.Popen[bytes]]) -> dict[str, int]:
-    """Kill a worker inside a handler and start another; return when, monotonic ns."""
-    wait_until(lambda: any(map(runs, workers)))
-    number = next(number for number, worker in enumerate(workers) if runs(worker))
+def kill_one(workers: list[subprocess.Popen[bytes]]) -> dict[str, int]:
+    """Kill the first worker and start another, the last; return when, monotonic ns."""
+    victim = workers.pop(0)
     before_ns = time.monotonic_ns()
-    workers[number].kill()
-    workers[number].wait()
-    pid = str(workers[number].pid)
-    workers[number] = subprocess.Popen([sys.executable, "-c", JOBS])
-    return {pid: before_ns}
+    victim.kill()
+    victim.wait()
+    workers.append(subprocess.Popen([sys.executable, "-c", JOBS]))
+    return {str(victim.pid): before_ns}
 
 
 def runs(worker: subprocess.Popen[bytes]) -> bool:
@@ -255,11 +241,13 @@ def runs(worker: subprocess.Popen[bytes]) -> bool:
     return bool(words) and words[-1] == "start"
 
 
-def most_at_once(killed: dict[str, int]) -> int:
+def most_at_once(kinds: set[str], killed: dict[str, int]) -> int:
     """Return how many ran at once at most; who was killed ran until just before that."""
     moments: list[tuple[int, int]] = []
     open_since: dict[str, int] = {}
-    for word, pid, _, _, moment in said():
+    for word, pid, kind, _, moment in said():
+        if kind not in kinds:
+            continue
         moments.append((int(moment), 1 if word == "start" else -1))
         open_since[pid] = int(moment)
         if word == "end":

@@ -9,7 +9,7 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, LiteralString
 
 import pytest
 
@@ -21,6 +21,7 @@ from killproof import (
     ManualClock,
     Queue,
     limits,
+    limits_reading,
     operations,
 )
 from killproof.backup import backup
@@ -895,6 +896,18 @@ def check_costs(
     assert free <= FREE_PART_MAX * before
     assert aging - free <= (AGING_PART_MAX - 1) * before
     assert limited <= LIMITED_PART_MAX * before
+
+
+@pytest.mark.parametrize("statement", [Limits.COUNT, Limits.MISCOUNTED, limits_reading.HOLDERS])
+def test_a_count_reads_the_jobs_that_run_and_no_others(
+    stand: Stand, statement: LiteralString
+) -> None:
+    stand.limits.set("shop", running=1)
+    plan = stand.queue.database.peek(
+        f"EXPLAIN QUERY PLAN {statement}", {"name": "shop", "limit": 1}
+    )
+    steps = [str(row[3]) for row in plan if "job" in str(row[3])]
+    assert steps == ["SCAN job USING INDEX job_leased"]
 
 
 # Each guard is needed.
