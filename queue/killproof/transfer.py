@@ -169,9 +169,12 @@ def _line(tx: Transaction, job_id: int) -> str:
 def _decoded(text: Value) -> object:
     """Decode what a job holds; a row that somebody damaged must not close the way out."""
     try:
-        return json.loads(str(text))
+        value = json.loads(str(text))
+        # SQLite takes half of a surrogate pair, written as an escape; no file in UTF-8 does.
+        json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return {"killproof_repr": str(text)}
+    return value
 
 
 def _text(line: dict[str, Any]) -> str:

@@ -156,13 +156,17 @@ def test_an_export_reads_page_by_page(full: Queue, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_damaged_row_does_not_close_the_way_out(queue: Queue, sql: Sql) -> None:
-    queue.enqueue("k", 1)
-    queue.enqueue("k", 2)
+    """F68: what another program has put in with SQL; half of a surrogate pair is JSON to SQLite."""
+    for number in (1, 2, 3):
+        queue.enqueue("k", number)
+    half = '{"x": "\\ud800"}'
+    sql("UPDATE job SET payload = ? WHERE id = 3", half)
     sql("PRAGMA ignore_check_constraints = ON")
     sql("UPDATE job SET payload = '{bad' WHERE id = 1")
 
-    lines = [json.loads(line) for line in exported(queue)[1:-1]]
-    assert [line["payload"] for line in lines] == [{"killproof_repr": "{bad"}, 2]
+    lines = [json.loads(line.encode()) for line in exported(queue)[1:-1]]
+    found = [line["payload"] for line in lines]
+    assert found == [{"killproof_repr": "{bad"}, 2, {"killproof_repr": half}]
 
 
 @pytest.mark.parametrize(
