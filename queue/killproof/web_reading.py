@@ -195,6 +195,7 @@ class Reader:
                 "now_ms": now_ms,
                 "counts": {state: counts.get(state, 0) for state in model.STATES},
                 "oldest_waiting_ms": max(0, oldest_ms),
+                "waiting_kinds": [kind for kind, _, _ in waiting],
                 "waiting": {str(kind): count for kind, count, _ in waiting},
                 "running": {str(kind): count for kind, count in running},
                 "failures": failures(queue, now_ms),

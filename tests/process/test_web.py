@@ -59,6 +59,7 @@ class Server:
 def browser() -> Iterator[Browser]:
     if CHROMIUM is None:
         reason = "NO BROWSER: apt-get install chromium, or name one in $KILLPROOF_CHROMIUM"
+        os.write(2, f"\n*** tests/process/test_web.py: {reason} ***\n".encode())
         pytest.skip(reason)
     with sync_playwright() as playwright:
         # A sandbox needs rights that a container does not give; the page is ours.

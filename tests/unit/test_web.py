@@ -24,14 +24,17 @@ from killproof import (
     ManualClock,
     Queue,
     pausing,
+    web,
     web_access,
     web_audit,
     web_feed,
     web_listing,
 )
+from killproof.backup import backup
 from killproof.core import model, sync
 from killproof.core.errors import FileRefused, StorageFailed
 from killproof.explain import explain
+from killproof.retention import prune
 from killproof.web import ASSETS, Guard, application
 from killproof.web_access import ACTIONS, ROLES, Person, Tokens
 from killproof.web_acting import Denied, NothingChanged, Order, act
@@ -329,6 +332,7 @@ def test_the_answers_are_in_the_words_of_the_commands(
         "show": ask("GET", f"/api/jobs/{job_id}").json(),
         "explain": ask("GET", f"/api/jobs/{job_id}/explain").json(),
         "jobs": ask("GET", "/api/jobs").json()["jobs"],
+        "status": ask("GET", "/api/status").json(),
     }
     again = ask("POST", f"/api/jobs/{job_id}/replay", authorization=bearer(tokens["operator"]))
     died(queue)
@@ -337,6 +341,7 @@ def test_the_answers_are_in_the_words_of_the_commands(
         "explain": run("explain", str(job_id), "--json"),
         "jobs": run("jobs", "--json"),
     }
+    status = json.loads(run("status", "--json")[1])
 
     assert again.json() == {"moved": [job_id], "refused": []}
     for name, (code, out, _) in commands.items():
@@ -344,6 +349,7 @@ def test_the_answers_are_in_the_words_of_the_commands(
         shape = said[0] if name == "jobs" else said
         mine = told[name][0] if name == "jobs" else told[name]
         assert (code, list(shape)) == (0, list(mine)), name
+    assert status.keys() - {"alerts"} <= told["status"].keys()
     assert told["show"]["attempts"][0]["error_message"] == "no such address"
     assert "no such address" in told["show"]["attempts"][0]["traceback"]
     assert told["show"]["summary"] == (
@@ -497,6 +503,18 @@ def test_the_log_is_bounded_and_keeps_the_latest(
     assert [entry.kind for entry in web_audit.entries(queue)] == ["e", "d", "c"]
     first = web_audit.entries(queue, limit=1)
     assert [e.kind for e in web_audit.entries(queue, before=first[0].id)] == ["d", "c"]
+
+
+def test_a_backup_holds_the_log_and_a_prune_leaves_it(queue: Queue, place: Path) -> None:
+    act(queue, ADMIN, Order(action="cancel", job_id=queue.enqueue("mail", 1)))
+    (place / "backups").mkdir()
+    copy = backup(queue, place / "backups").path
+    prune(queue, {"cancelled": 0}, dry_run=False)
+    with Queue(copy) as copied:
+        kept = web_audit.entries(copied)
+
+    assert [entry.job_id for entry in kept] == [1]
+    assert web_audit.entries(queue) == kept
 
 
 def test_a_table_of_the_application_with_that_name_is_left_alone(queue: Queue, sql: Sql) -> None:
@@ -658,12 +676,43 @@ def test_a_file_that_is_gone_is_told_and_taken_up_again_when_it_is_back(place: P
         reader.version()
     (place / "other.db.failed").unlink()
     again = reader.version()
+    with Queue(place / "new.db", durability="process") as made:
+        made.enqueue_many([("mail", 1)] * 3)
+    (place / "new.db").replace(path)
+    replaced = reader.live()["counts"]
     reader.close()
 
     assert not is_made
     assert isinstance(counts, dict)
-    assert counts["available"] == 1
+    assert isinstance(replaced, dict)
+    assert (counts["available"], replaced["available"]) == (1, 3)
     assert again != version
+
+
+def test_reads_go_on_while_the_write_lock_is_held_and_an_action_gives_up_in_words(
+    queue: Queue, place: Path, tokens: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web, "ACT_BUSY_SECONDS", 0.05)
+    made = application(place / "queue.db", Tokens(place / "tokens"))
+    queue.enqueue("mail", 1)
+
+    async def ask(method: str, path: str) -> httpx.Response:
+        transport = httpx.ASGITransport(made)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as one:
+            token = {"authorization": bearer(tokens["admin"])}
+            return await one.request(method, path, headers=token)
+
+    with closing(sqlite3.connect(queue.path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        read = asyncio.run(ask("GET", "/api/jobs/1"))
+        refused = asyncio.run(ask("POST", "/api/jobs/1/cancel"))
+        other.execute("ROLLBACK")
+    done = asyncio.run(ask("POST", "/api/jobs/1/cancel"))
+    made.site.close()
+
+    assert (read.status_code, refused.status_code, done.status_code) == (200, 503, 200)
+    assert "was locked by another program for 0.05 s" in refused.json()["error"]
+    assert [entry.outcome for entry in web_audit.entries(queue)] == ["done"]
 
 
 # One look for all.

@@ -230,7 +230,8 @@ let isFirst = true;
 async function route() {
   const [path, query] = location.hash.slice(1).split("?");
   const [name, id] = (path || "/overview").split("/").slice(1);
-  const make = VIEWS[name] ?? VIEWS.overview;
+  const isLost = !VIEWS[name] || (["job", "workflow"].includes(name) && !/^\d+$/.test(id ?? ""));
+  const make = isLost ? VIEWS.overview : VIEWS[name];
   for (const anchor of $("nav").querySelectorAll("a")) {
     const isHere = [name, `${name}s`].includes(anchor.dataset.page);
     if (isHere) anchor.setAttribute("aria-current", "page");
