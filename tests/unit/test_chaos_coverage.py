@@ -206,6 +206,34 @@ WAITING = HELD | {"new": "scheduled"}
 WAITING_THEN = HELD_THEN | {"new": "retryable"}
 FAILED = {"t": 1, "fault": "io", "pid": 1, "call": "sync", "error": "EIO", "file": "wal"}
 DOUBT = [{"t": 2, "pid": 1, "n": 1, "f": "ack", "type": "info"}]
+BACKUP = [
+    {"t": 90, "pid": 2, "n": 1, "f": "backup", "type": "invoke"},
+    {"t": 110, "pid": 2, "n": 1, "f": "backup", "type": "ok"},
+]
+OTHER = {"t": 102, "pid": 1, "n": 2, "f": "claim", "type": "ok", "job": 6, "fence": 1}
+STOP = PAUSE | {"t": 500}
+FULL = LEASED | {"kind": "report"}
+BEHIND = {"job": 6, "old": None, "new": "available", "kind": "report"}
+GIVEN_BACK = {"job": 5, "old": "leased", "new": "available", "kind": "report"}
+TWICE = [
+    *CLAIM,
+    {"t": 900, "pid": 3, "n": 1, "f": "claim", "type": "ok", "job": 5, "fence": 2},
+]
+START = {
+    "t": 1, "pid": 7, "n": 1, "f": "start", "type": "invoke",
+    "value": {"run": "r1", "steps": [{"id": "r1.a"}]},
+}  # fmt: skip
+SPILL = {
+    "t": 1, "pid": 7, "n": 1, "f": "enqueue", "type": "invoke",
+    "value": {"id": "s1", "script": ["ok"], "spill": True},
+}  # fmt: skip
+
+
+def born(name: str = "j", **more: Any) -> dict[str, Any]:
+    """The birth of the job that is claimed twice."""
+    return {"job": 5, "old": None, "new": "available", "harness_id": name} | more
+
+
 HUNG = [
     {
         "t": 1, "pid": 7, "n": 1, "f": "enqueue", "type": "invoke",
@@ -265,6 +293,51 @@ HUNG = [
         (coverage.BACK_SCHEDULED, {"nemesis": [STEP, BACK], "audit": [WAITING]}, "audit"),
         (coverage.FORWARD_SCHEDULED, {"nemesis": [STEP, BACK], "audit": [WAITING_THEN]}, "audit"),
         (coverage.DOUBTED, {"nemesis": [FAILED], "history": DOUBT}, "history"),
+        (coverage.BACKED_UP, {"history": [*BACKUP[:1], *CLAIM, *BACKUP[1:]]}, "history"),
+        (coverage.SLOTS_KILLED, {"nemesis": [kill(1)], "history": [*CLAIM, OTHER]}, "nemesis"),
+        (coverage.SLOTS_PAUSED, {"nemesis": [STOP], "history": [*CLAIM, OTHER]}, "history"),
+        (coverage.LIMITED, {"audit": [FULL, BEHIND]}, "audit"),
+        (
+            coverage.LIMITED_KILL,
+            {"nemesis": [kill(1)], "history": CLAIM, "audit": [FULL, GIVEN_BACK]},
+            "nemesis",
+        ),
+        (
+            coverage.SLOT_KILLED,
+            {"nemesis": [kill(1)], "history": TWICE, "audit": [born(key="schedule:tick:1")]},
+            "nemesis",
+        ),
+        (
+            coverage.STEP_KILLED,
+            {"nemesis": [kill(1)], "history": [START, *TWICE], "audit": [born("r1.a")]},
+            "audit",
+        ),
+        (
+            coverage.SPILLED,
+            {
+                "nemesis": [kill(1)],
+                "history": [SPILL, *TWICE],
+                "audit": [born("s1")],
+                "effects": [{"job": "s1", "what": "start", "attempt": 2}],
+            },
+            "effects",
+        ),
+        (
+            coverage.RUN_FAILED,
+            {"audit": [{"run": 1, "new": "failed"}, {"run": 2, "new": "succeeded"}]},
+            "audit",
+        ),
+        (
+            coverage.REMEMBERED,
+            {
+                "effects": [
+                    {"job": "m", "fence": 1, "what": "step", "name": "fetch"},
+                    {"job": "m", "fence": 2, "what": "step", "name": "parse"},
+                    {"job": "m", "fence": 2, "what": "end", "read": {"fetch": "x", "parse": "y"}},
+                ]
+            },
+            "effects",
+        ),
         (coverage.REPAIRED, {"nemesis": [{"t": 1, "fault": "repair", "hit": True}]}, "nemesis"),
         (coverage.failure("sync", "EIO"), {"nemesis": [FAILED]}, "nemesis"),
     ],
@@ -313,7 +386,10 @@ def make_store(
 ) -> Store:
     """Make a store of hand-written records."""
     store = Store.create(place / "store")
-    store.write_contract(Contract(parameters={"lease_ms": 500}))
+    limits = {"press": {"kinds": ["report"], "running": 1}}
+    schedules = {"tick": {"every_ms": 500, "prefix": "schedule:tick:"}}
+    parameters = {"lease_ms": 500, "limits": limits, "schedules": schedules}
+    store.write_contract(Contract(parameters=parameters))
     for path, records in (
         (store.nemesis, nemesis),
         (store.history_file("w1.1"), history),

@@ -295,3 +295,45 @@ def test_the_example_file_is_what_it_promises() -> None:
     assert any(job.get("delay") for job in jobs)
     assert any(job.get("key") for job in jobs)
     assert len({job.get("priority", 5) for job in jobs}) > 5
+
+
+# --- What is asked besides jobs.
+
+
+def test_a_plan_without_capabilities_is_that_of_jobs_alone() -> None:
+    plain = plan.make(Options(seconds=4.0), PHASES)
+    full = plan.make(Options(seconds=4.0), PHASES, capabilities=workload.CAPABILITIES)
+
+    assert "m1" not in plain.producers
+    assert {op.f for ops in plain.operations for op in ops} == {
+        "enqueue", "cancel", "replay", "reap",
+    }  # fmt: skip
+    jobs = {op.job.id: op.job for ops in full.operations for op in ops if op.job is not None}
+    for operations in plain.operations:
+        for operation in operations:
+            assert operation.job is None or jobs[operation.job.id] == operation.job
+
+
+def test_all_capabilities_are_in_a_plan_and_come_back_from_its_file(tmp_path: Path) -> None:
+    made = plan.make(Options(seconds=4.0), PHASES, capabilities=workload.CAPABILITIES)
+    made.write(tmp_path / "plan.json")
+    operations = [op for ops in made.operations for op in ops]
+
+    assert Plan.read(tmp_path / "plan.json") == made
+    assert made.producers == ["p1", "p2", "m1"]
+    assert made.workers == ["w1", "w2", "w3", "w4", "w5", "w6", "d1", "d2"]
+    assert {"backup", "collect", "start"} <= {op.f for op in operations}
+    assert any(op.job is not None and op.job.spill for op in operations)
+    assert any(op.job is not None and op.job.memo for op in operations)
+    for operation in operations:
+        names = {step.id for step in operation.steps}
+        assert all(set(step.needs or ()) <= names for step in operation.steps)
+
+
+def test_a_run_of_jobs_alone_has_its_word_in_command_and_token() -> None:
+    options = Options(mix="plain")
+
+    assert options.argv()[-2:] == ["--mix", "plain"]
+    assert Options.of_token(options.token()) == options
+    with pytest.raises(PlanInvalid):
+        Options.of_token(Options(mix="half").token())
