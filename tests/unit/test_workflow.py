@@ -25,6 +25,7 @@ from killproof import (
     transfer,
     workflow,
     workflow_memo,
+    workflow_plan,
     workflow_retention,
     workflow_step,
     workflow_tables,
@@ -35,7 +36,7 @@ from killproof.core.errors import DatabaseBusy
 from killproof.heartbeat import Tenure
 from killproof.retention import prune
 from killproof.worker import Context, Handlers, Permanent
-from killproof.workflow import STEPS_MAX, Step, Workflow, Workflows
+from killproof.workflow import NEEDS_MAX, STEPS_MAX, Step, Workflow, Workflows
 
 HOUR = 3_600.0
 
@@ -210,13 +211,17 @@ def test_a_graph_that_can_not_be_run_is_refused_in_a_line(
     assert sum(stand.queue.counts().values()) == 0
 
 
-def test_more_steps_than_one_transaction_should_move_are_refused(stand: Stand) -> None:
-    flow = Workflow("flow")
-    for number in range(STEPS_MAX + 1):
-        flow.add(f"s{number}")
+def test_more_steps_than_one_transaction_should_move_are_refused(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (STEPS_MAX, NEEDS_MAX) == (5_000, 20_000)
+    monkeypatch.setattr(workflow_plan, "STEPS_MAX", 3)
+    monkeypatch.setattr(workflow_plan, "NEEDS_MAX", 2)
 
-    with pytest.raises(ValueError, match="5,001 steps, over the limit of 5,000"):
-        stand.runs.start(flow)
+    with pytest.raises(ValueError, match="workflow 'flow' has 4 steps, over the limit of 3"):
+        stand.start({"a": "", "b": "", "c": "", "d": ""})
+    with pytest.raises(ValueError, match="workflow 'flow' has 3 needs, over the limit of 2"):
+        stand.start({"a": "", "b": "a", "c": "a b"})
 
 
 def test_a_wrong_declaration_is_refused_where_it_stands() -> None:
@@ -767,10 +772,13 @@ def test_a_fan_out_that_fails_puts_nothing_in(stand: Stand) -> None:
     assert stand.sql("SELECT steps FROM workflow_run") == [(2,)]
 
 
-def test_a_fan_out_is_bounded_by_the_steps_of_its_run(stand: Stand) -> None:
+def test_a_fan_out_is_bounded_by_the_steps_of_its_run(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workflow_step, "STEPS_MAX", 10)
     flow = spread_flow()
-    stand.runs.start(flow, list(range(STEPS_MAX - 1)))
-    with pytest.raises(Permanent, match="returned 4,999 items: with them run 1 has more than"):
+    stand.runs.start(flow, list(range(9)))
+    with pytest.raises(Permanent, match="returned 9 items: with them run 1 has more than 10 steps"):
         stand.run_step(flow.handlers, "flow.find")
 
 
