@@ -88,6 +88,17 @@ def test_without_an_audit_a_finished_job_may_be_gone_if_any_may(run: "Run") -> N
     assert run.verdict("P1") == "pass"
 
 
+@pytest.mark.parametrize(("given", "verdict"), [("as asked", "pass"), ("other", "violated")])
+def test_a_payload_that_comes_out_changed_is_lost(run: "Run", given: str, verdict: str) -> None:
+    producer, worker = run.process("p1"), run.process("w1")
+    job = producer.enqueues("a", digest="as asked")
+    worker.claims(job)
+    worker.starts(job)
+    worker.effect_lines[-1]["given"] = given
+
+    assert run.verdict("P1") == verdict
+
+
 def test_no_acknowledged_enqueue_is_no_evidence(run: "Run") -> None:
     run.process("p1").enqueues("a", answer="info")
 
