@@ -1,6 +1,7 @@
 """The articles' words: their queries run unchanged on views, their INSERTs become proper jobs."""
 
 import json
+import re
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
@@ -728,6 +729,45 @@ def test_the_limits_in_the_views_are_those_of_the_queue() -> None:
         f"> {model.PAYLOAD_BYTES_MAX}",
     ):
         assert limit in text
+
+
+def words(connection: sqlite3.Connection) -> dict[str, tuple[str, ...]]:
+    """The words that the views have for a job in each state of the model."""
+    connection.execute("PRAGMA ignore_check_constraints = ON")
+    connection.execute(
+        "INSERT INTO workflow_run (name, state, steps, created_ms, checked_ms, payload) "
+        "VALUES ('orders', 'running', 0, 0, 0, '{}')"
+    )
+    for number, state in enumerate(model.STATES, 1):
+        connection.execute(
+            "INSERT INTO job (kind, state, due_ms, created_ms, updated_ms, payload) "
+            "VALUES ('k', ?, 0, 0, 0, '1')",
+            (state,),
+        )
+        connection.execute(
+            "INSERT INTO workflow_step (job_id, run_id, name, number, unmet) "
+            "VALUES (?, 1, ?, ?, 0)",
+            (number, state, number),
+        )
+    found = connection.execute(
+        "SELECT job.state, jobs.status, tasks.status, order_tasks.status FROM job "
+        "JOIN jobs USING (id) JOIN tasks USING (id) JOIN order_tasks ON task_id = job.id"
+    ).fetchall()
+    return {state: tuple(told) for state, *told in found}
+
+
+def test_the_page_says_which_word_stands_for_which_state(connection: sqlite3.Connection) -> None:
+    """Covers S1.19, S2.24. F37: all words follow from the states of one machine."""
+    page = (Path(__file__).parents[2] / "docs/articles.md").read_text(encoding="utf-8")
+    written: dict[str, tuple[str, ...]] = {}
+    for line in re.findall(r"^\| (`\w+`.*) \|$", page, flags=re.MULTILINE):
+        states, *told = line.split(" | ")
+        for state in re.findall(r"`(\w+)`", states):
+            same = (state, state, state.upper())
+            is_same = told[0] == "the same word"
+            written[state] = same if is_same else tuple(word.strip("`") for word in told)
+
+    assert {state: written.get(state) for state in model.STATES} == words(connection)
 
 
 def test_the_numbers_of_each_article_are_options_of_an_enqueue(queue: Queue) -> None:
