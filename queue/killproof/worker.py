@@ -238,6 +238,16 @@ class Context:
     def _ledger(self) -> effects.Ledger:
         return effects.Ledger(self._queue, self.lease, clock=self._clock, lost=lambda: self.lost)
 
+    def progress(self, done: float, total: float | None = None, note: str = "") -> bool:
+        """Store how far the job is, for `killproof show`, twice a second at most.
+
+        `killproof.workflow_memo.report_progress` says what is returned and raised.  It waits for
+        the file: a coroutine calls it through `asyncio.to_thread`.
+        """
+        from killproof.workflow_memo import report_progress  # For those who tell.
+
+        return report_progress(self, done, total, note)
+
     @contextmanager
     def completing(self, result: object = None) -> Iterator[Transaction]:
         """Run the block's SQL and the job's success in one transaction: both happen, or none.

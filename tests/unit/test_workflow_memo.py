@@ -209,7 +209,7 @@ def test_a_coroutine_has_steps_too(stand: Stand) -> None:
 def test_progress_is_kept_and_written_at_most_twice_a_second(stand: Stand) -> None:
     """Covers S2.8."""
     step = memo(stand.context)
-    assert step.progress(1, 100, "reading")
+    assert stand.context.progress(1, 100, "reading")
     assert not step.progress(2, 100)
     stand.clock.advance(0.5)
     assert step.progress(3, 100)
