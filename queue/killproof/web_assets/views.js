@@ -251,7 +251,7 @@ function sentence(found, asked) {
     if (looked) return `Nothing found yet.${looked}`;
     return asked.kind || asked.search || asked.state ? "There is no such job." : "No jobs yet.";
   }
-  return `${count(found.jobs.length)} jobs.${looked}`;
+  return `${count(found.jobs.length)} ${found.jobs.length === 1 ? "job" : "jobs"}.${looked}`;
 }
 
 function jobRow(tr, job) {
