@@ -25,57 +25,53 @@ each with a connection of its own; because the file has one writer at a time, mo
 
 **What ends a handler from outside** is what ends a worker's: a lost lease, its kind's time limit,
 and a stop whose grace time is over.  A coroutine is cancelled, and what comes of it is judged by
-the cause.  A plain handler in a thread can not be interrupted: `context.lost` tells it.  Either way
-a stale outcome is refused by its fence.  A handler that outlives its limit or the stop by a grace
-(it swallows the cancellation, hangs in a thread, or blocks the loop) is left behind: the heartbeat
-thread records its attempt as failed, gives the other jobs back, which is no attempt of theirs, and
-the process leaves through `os._exit`.  Who blocks the loop is named: the others pass their limits
-only because of him, and are given back.
+the cause.  A plain handler in a thread can not be interrupted, `context.check` tells it.  Either
+way a stale outcome is refused by its fence.  A handler that outlives its limit, or the stop, by a
+grace (it swallows the cancellation, hangs in a thread, or blocks the loop) is left behind: the
+heartbeat thread records its attempt as failed, gives the other jobs back, which is no attempt of
+theirs, and the process leaves through `os._exit`.  Whoever blocks the loop is named and blamed;
+others that pass their limits because of it are given back.
 
 **Everything a handler raises is its own failure**: `sys.exit()` and `KeyboardInterrupt` too.
 
-Read `killproof.settling` and `killproof.roster` next.
+Read `killproof.running` (one job), `killproof.settling` and `killproof.roster` next.
 """
 
 import asyncio
-import inspect
 import logging
 import os
 import signal
-import sys
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
-from traceback import format_stack
 from types import FrameType
 from typing import Final, Literal, TypeVar
 
-from killproof import outcomes
 from killproof.chores import Chores
 from killproof.core import model, sync
 from killproof.core.clock import Clock
 from killproof.core.errors import KillproofError, StorageFailed
 from killproof.core.jobs import LEAVE_SECONDS, Queue
 from killproof.core.model import Failure, Lease
-from killproof.handlers import Handler, Handlers, HandlerTimeout, call
+from killproof.handlers import Handlers
 from killproof.heartbeat import SIGNALS, Cause, Pulse, Tenure
 from killproof.journal import Journal
+from killproof.loop_watch import BLOCKED_SECONDS, LoopWatch
 from killproof.outcomes import EXIT_HANDLER_HUNG, EXIT_STORAGE_FAILED, TRANSIENT, Outcome
 from killproof.panel import Panel, Showing
 from killproof.roster import Roster
+from killproof.running import Ground, Run
 from killproof.schedule_firing import Firing
-from killproof.settling import Settlement, Settler
+from killproof.settling import Outbox, Settlement, Settler
 from killproof.worker import (
-    ALARM_SECONDS_MIN,
     GRACE_SECONDS_DEFAULT,
     OVERDUE_GRACE_SECONDS_DEFAULT,
     PAUSE_SECONDS_FIRST,
     PAUSE_SECONDS_MAX,
     POLL_SECONDS_DEFAULT,
     STILL_SECONDS_MAX,
-    Context,
 )
 
 #: The article's MAX_CONCURRENT.
@@ -94,26 +90,9 @@ POLL_SECONDS_SOME: Final = 0.05
 THREADS_OF_HANDLERS: Final = "killproof-handlers"
 #: Between two rounds of the chores, whether there is work or not.
 CHORES_SECONDS: Final = 1.0
-#: A loop that has not answered for so long is blocked, and the handler that blocks it is named.
-BLOCKED_SECONDS: Final = 1.0
 
 Answer = TypeVar("Answer")
 Heart = Literal["thread", "task"]
-
-
-class Run:
-    """One job that has a slot, from its claim until its outcome is in the file."""
-
-    def __init__(self, handler: Handler, tenure: Tenure) -> None:
-        self.handler = handler
-        self.tenure = tenure
-        self.task: asyncio.Task[None] | None = None  # In which the handler runs.
-        self.timer: asyncio.TimerHandle | None = None
-        self.is_in_thread = False  # A cancellation would not reach it, only hide it.
-        self.thread: int | None = None  # The one it is in.
-        self.cause: Cause | None = None  # Why it was interrupted last.
-        self.outcome: Outcome | None = None  # Of its handler, once that has ended.
-        self.is_settled = False
 
 
 class Dispatcher:
@@ -156,14 +135,8 @@ class Dispatcher:
         Raises:
             ValueError: there is no handler, a kind has none, or a number is out of its range.
         """
-        self._kinds = tuple(dict.fromkeys(handlers.kinds if kinds is None else kinds))
-        if not self._kinds:
-            raise ValueError("no handlers: register one with @handlers('kind')")
-        if unknown := set(self._kinds) - set(handlers.kinds):
-            raise ValueError(f"kind {min(unknown)!r} has no handler: register one, or leave it out")
-        for name, seconds in (("grace", grace), ("poll", poll), ("overdue_grace", overdue_grace)):
-            if not (0 <= seconds < threading.TIMEOUT_MAX):
-                raise ValueError(f"{name} {seconds!r} must be a number of seconds, at least 0")
+        self._kinds = _checked_kinds(handlers, kinds)
+        _check_seconds(grace=grace, poll=poll, overdue_grace=overdue_grace)
         self.slots = model.check_count(slots, "slots", 1, SLOTS_MAX)
         most = min(slots, THREADS_DEFAULT) if threads is None else threads
         self._threads_max = min(slots, model.check_count(most, "threads", 1, SLOTS_MAX))
@@ -178,15 +151,9 @@ class Dispatcher:
         self._leave = leave
         self._heart = heart
         self._overdue_grace_ns = round(overdue_grace * 1e9)
-        self._roster = Roster(
-            queue,
-            self._clock,
-            self._journal,
-            on_lost=self._on_lost,
-            on_overdue=self._on_overdue,
-            on_storage_failed=self._on_storage_failed,
-            overdue_grace=overdue_grace,
-        )
+        self._roster = self._new_roster(overdue_grace)
+        self._watch = LoopWatch(self._clock)
+        self._outbox = Outbox(self._write)
         self._settler = Settler(queue, self._clock, self._journal, is_forced=lambda: self._forced)
         self._chores = Chores(queue, self._kinds, self._clock, self._journal)
         self._runs: dict[Tenure, Run] = {}
@@ -195,16 +162,21 @@ class Dispatcher:
         self._jobs: set[asyncio.Task[None]] = set()
         self._fault: BaseException | None = None
         self._changed = asyncio.Event()  # A slot or a thread is free, or it is time to stop.
-        self._waiting: list[tuple[Settlement, asyncio.Future[None]]] = []
-        self._has_waiting = asyncio.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._pid = os.getpid()
         self._stopping = self._forced = False
         self._signum = 0
         self._busy_streak = 0
-        self._asked_ns: int | None = None  # Since when the loop owes an answer.
-        self._blocked_told = False
-        self._moved_ns = 0
+
+    def _new_roster(self, overdue_grace: float) -> Roster:
+        return Roster(
+            self._queue,
+            self._clock,
+            self._journal,
+            on_lost=self._on_lost,
+            on_overdue=self._on_overdue,
+            on_storage_failed=self._on_storage_failed,
+            overdue_grace=overdue_grace,
+        )
 
     @property
     def is_stopping(self) -> bool:
@@ -218,8 +190,7 @@ class Dispatcher:
 
     def is_well(self) -> bool:
         """Whether the loop moves, or handlers run, which have limits of their own; any thread."""
-        still_ns = self._clock.monotonic_ns() - self._moved_ns
-        return bool(self._runs) or still_ns < STILL_SECONDS_MAX * 1e9
+        return bool(self._runs) or self._watch.still_seconds < STILL_SECONDS_MAX
 
     async def run(self, *, signals: bool = True) -> None:
         """Work until `stop` or a signal; then return with no job in hand.  Once for each object.
@@ -230,9 +201,8 @@ class Dispatcher:
             signals: take SIGTERM and SIGINT for the time of the call, in the main thread only.
                 False where another program of the same process owns them and calls `stop`.
         """
-        self._loop = asyncio.get_running_loop()
+        self._watch.begin(asyncio.get_running_loop())
         self._pid = os.getpid()
-        self._moved_ns = self._clock.monotonic_ns()
         sync.load()
         takes_signals = signals and threading.current_thread() is threading.main_thread()
         with self._executors(), self._signals() if takes_signals else nullcontext():
@@ -300,12 +270,12 @@ class Dispatcher:
         stop_at_ns = self._clock.monotonic_ns() + grace_ns
         for tenure in list(self._runs):
             tenure.stop_at_ns = stop_at_ns
-        self._call_on_loop(self._on_stop)
+        self._watch.call(self._on_stop)
 
     def _on_stop(self) -> None:
         self._changed.set()
         for run in list(self._runs.values()):
-            self._look(run)
+            run.look()
 
     # --- The life of a run.
 
@@ -315,31 +285,36 @@ class Dispatcher:
         if self._stopping:
             return
         try:
-            with (
-                Pulse(self._beat, self._clock) if self._heart == "thread" else nullcontext(),
-                Firing(self._queue, on_storage_failed=self._on_storage_failed)
-                if self._heart == "thread"
-                else nullcontext(),
-                nullcontext()
-                if self._panel is None
-                else Showing(
-                    self._queue,
-                    self._panel,
-                    slots=self.slots,
-                    slots_used=lambda: self.slots_used,
-                    on_storage_failed=self._on_storage_failed,
-                ),
-            ):
+            with self._beside():
                 forever = self._beat_forever if self._heart == "task" else self._do_chores_forever
-                side = [asyncio.create_task(self._settle_forever()), asyncio.create_task(forever())]
                 main = asyncio.create_task(self._dispatch())
-                done, _ = await asyncio.wait([main, *side], return_when=asyncio.FIRST_COMPLETED)
-                await _cancel([main, *side, *self._jobs])
+                tasks = [main, *map(asyncio.create_task, (self._outbox.write_forever(), forever()))]
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                await _cancel([*tasks, *self._jobs])
                 for task in done:
                     task.result()
                 assert main in done, "the others go on until they are cancelled"
         finally:
             self._queue.database.busy_limit = busy_limit
+
+    @contextmanager
+    def _beside(self) -> Iterator[None]:
+        """Run the threads that do not wait for the loop."""
+        failed = self._on_storage_failed
+        with ExitStack() as threads:
+            if self._heart == "thread":
+                threads.enter_context(Pulse(self._beat, self._clock))
+                threads.enter_context(Firing(self._queue, on_storage_failed=failed))
+            if self._panel is not None:
+                showing = Showing(
+                    self._queue,
+                    self._panel,
+                    slots=self.slots,
+                    slots_used=lambda: self.slots_used,
+                    on_storage_failed=failed,
+                )
+                threads.enter_context(showing)
+            yield
 
     async def _dispatch(self) -> None:
         """Permit, claim, spawn; on a stop wait for those that run."""
@@ -443,7 +418,7 @@ class Dispatcher:
             timeout=handler.timeout,
             length=handler.lease,
         )
-        run = Run(handler, tenure)
+        run = Run(handler, tenure, self._ground)
         self._runs[tenure] = run
         self._roster.add(tenure)
         return run
@@ -459,7 +434,7 @@ class Dispatcher:
                 run.outcome = Outcome(word="release")
             else:
                 started_ns = self._clock.monotonic_ns()
-                await self._handle(run)
+                await run.handle()
                 seconds = (self._clock.monotonic_ns() - started_ns) / 1e9
                 sync.point("handler.end")
             assert run.outcome is not None
@@ -468,106 +443,13 @@ class Dispatcher:
             if tenure.completed:
                 await self._in(self._settles, partial(self._note_completed, run, run.outcome))
             else:
-                await self._settle(Settlement(tenure=tenure, outcome=run.outcome, seconds=seconds))
+                await self._outbox.settle(
+                    Settlement(tenure=tenure, outcome=run.outcome, seconds=seconds)
+                )
             run.is_settled = True
         finally:
             self._roster.drop(tenure)
             del self._runs[tenure]
-
-    async def _handle(self, run: Run) -> None:
-        """Call the handler in a task of its own, which the clock or a stop may cancel."""
-        context = Context(self._queue, run.tenure, self._clock, self._calls)
-        run.task = asyncio.create_task(self._call(run, context))
-        self._look(run)
-        try:
-            await asyncio.wait([run.task])
-        except asyncio.CancelledError:  # A fault of ours ends everything.
-            run.task.cancel()
-            raise
-        if run.timer is not None:
-            run.timer.cancel()
-        if run.outcome is None:  # Cancelled before its first step.
-            run.outcome = Outcome(word="release")
-
-    async def _call(self, run: Run, context: Context) -> None:
-        """Call the handler and judge how it ended; nothing it raises leaves this function.
-
-        A `SystemExit` that left a task would go through the event loop and end all other jobs.
-        """
-        try:
-            ended = await self._result(run, context)
-        except BaseException as error:  # All of it is the handler's: see the module.
-            ended = Raised(error)
-        try:
-            if isinstance(ended, Raised):
-                run.outcome = outcomes.judge(run.tenure.lease, self._meant(run, ended.error))
-            else:
-                run.outcome = Outcome(word="ack", result=ended)
-        except StorageFailed as failed:
-            run.outcome = Outcome(word="nothing", error=failed)
-            self._on_storage_failed(failed)
-        finally:
-            run.tenure.ended = True
-
-    def _meant(self, run: Run, error: BaseException) -> BaseException:
-        """Return why a handler was cancelled, where that is what it ended with."""
-        if not isinstance(error, asyncio.CancelledError) or run.cause is None:
-            return error
-        told = outcomes.interruption(run.tenure, run.cause)
-        told.__cause__ = error
-        return told
-
-    async def _result(self, run: Run, context: Context) -> object:
-        """Return what the handler returns, wherever it runs; `Raised` is what a thread raised."""
-        function = run.handler.original
-        if run.handler.is_coroutine:
-            await context.apayload()  # A large one is read here, and not on the loop.
-            result = call(function, context)
-        else:
-            run.is_in_thread = True
-            ended = await self._in(self._plain, partial(self._called, run, context))
-            run.is_in_thread = False
-            run.thread = None
-            if isinstance(ended, Raised):
-                return ended
-            result = ended
-            if inspect.isawaitable(result) and run.tenure.told:
-                self._look(run, again=True)
-        return await result if inspect.isawaitable(result) else result
-
-    def _called(self, run: Run, context: Context) -> object:
-        """Call a plain handler in its thread; whatever it raises is a value here.
-
-        A `StopIteration` can not pass through a future, and a `SystemExit` would end the thread.
-        """
-        run.thread = threading.get_ident()
-        try:
-            return call(run.handler.original, context)
-        except BaseException as error:
-            return Raised(error)
-        finally:
-            if os.getpid() != self._pid:
-                # A child that the handler forked has come back out of it: it holds no lease.
-                os._exit(EXIT_HANDLER_HUNG)
-
-    def _look(self, run: Run, *, again: bool = False) -> None:
-        """Interrupt the handler if that is due, and set the timer to when it may be next."""
-        if run.timer is not None:
-            run.timer.cancel()
-        tenure, loop = run.tenure, self._loop
-        if tenure.ended or run.task is None or loop is None:
-            return
-        now_ns = self._clock.monotonic_ns()
-        cause = run.cause if again else tenure.cause(now_ns)
-        if cause is not None:
-            tenure.told.add(cause)
-            run.cause = cause
-            if not run.is_in_thread:
-                run.task.cancel(cause)
-        if len(tenure.told) < 3:
-            seconds = (tenure.next_cause_ns() - now_ns) / 1e9
-            seconds = max(seconds, 0.001 if cause is None else ALARM_SECONDS_MIN)
-            run.timer = loop.call_later(seconds, self._look, run)
 
     def _note_completed(self, run: Run, outcome: Outcome) -> None:
         """Say what a handler did after its success was in the file; in a thread."""
@@ -576,45 +458,18 @@ class Dispatcher:
             text = f"raised after its completion: {failure.error_class}: {failure.message}"
             self._journal.job(logging.ERROR, run.tenure.lease, text)
 
-    # --- Outcomes.
-
-    async def _settle(self, settlement: Settlement) -> None:
-        """Return when the outcome is in the file, was refused, or is given up."""
-        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((settlement, written))
-        self._has_waiting.set()
-        await written
-
-    async def _settle_forever(self) -> None:
-        """Write what waits, all of it at once; what comes meanwhile is the next round."""
-        tries = 0
-        while True:
-            await self._has_waiting.wait()
-            self._has_waiting.clear()
-            batch, self._waiting = self._waiting, []
-            settlements = [settlement for settlement, _ in batch]
-            try:
-                left = await self._in(self._settles, partial(self._settler.write, settlements))
-            except StorageFailed as error:
-                self._on_storage_failed(error)
-                left = []
-            kept = set(left)
-            for settlement, written in batch:
-                if settlement in kept:
-                    self._waiting.append((settlement, written))
-                elif not written.done():
-                    written.set_result(None)
-            if left:
-                await asyncio.sleep(min(PAUSE_SECONDS_FIRST * 2**tries, PAUSE_SECONDS_MAX))
-                tries = min(tries + 1, 10)
-                self._has_waiting.set()
-            else:
-                tries = 0
+    async def _write(self, settlements: list[Settlement]) -> list[Settlement]:
+        """Write outcomes off the loop; return those to try again."""
+        try:
+            return await self._in(self._settles, partial(self._settler.write, settlements))
+        except StorageFailed as error:
+            self._on_storage_failed(error)
+            return []
 
     # --- The heartbeat: in a thread of its own, or for a simulator in a task.
 
     def _beat(self) -> float:
-        self._watch_loop()
+        self._look_at_loop()
         return self._roster.beat()
 
     async def _beat_forever(self) -> None:
@@ -622,44 +477,27 @@ class Dispatcher:
             seconds = await self._in(self._calls, self._roster.beat)
             await asyncio.sleep(seconds)
 
-    def _watch_loop(self) -> None:
-        """Ask the loop for an answer; say once who blocks it."""
-        now_ns = self._clock.monotonic_ns()
-        if self._asked_ns is None:
-            self._asked_ns = now_ns
-            self._call_on_loop(self._answer)
-        elif now_ns - self._asked_ns >= BLOCKED_SECONDS * 1e9 and not self._blocked_told:
-            self._blocked_told = True
-            where = "".join(format_stack(_main_frame()))
-            run = self._run_on_loop()
-            text = "blocks the event loop: await what it waits for, or make it a plain handler"
-            if run is not None:
-                self._journal.job(logging.WARNING, run.tenure.lease, f"{text}\n{where}")
-            else:
-                self._journal.say(logging.WARNING, "a task %s\n%s", text, where)
-
-    def _answer(self) -> None:
-        self._asked_ns = None
-        self._blocked_told = False
-        self._moved_ns = self._clock.monotonic_ns()
-
-    def _is_blocked(self) -> bool:
-        asked_ns = self._asked_ns
-        since_ns = 0 if asked_ns is None else self._clock.monotonic_ns() - asked_ns
-        return since_ns >= min(BLOCKED_SECONDS * 1e9, self._overdue_grace_ns)
+    def _look_at_loop(self) -> None:
+        """Say who blocks the loop, once each time."""
+        if not self._watch.look():
+            return
+        where, run = self._watch.stack(), self._run_on_loop()
+        text = "blocks the event loop: await what it waits for, or make it a plain handler"
+        if run is not None:
+            self._journal.job(logging.WARNING, run.tenure.lease, f"{text}\n{where}")
+        else:
+            self._journal.say(logging.WARNING, "a task %s\n%s", text, where)
 
     def _run_on_loop(self) -> Run | None:
         """Return whose handler the loop is inside of; any thread."""
-        if self._loop is None:
-            return None
-        task = asyncio.current_task(self._loop)
+        task = self._watch.task()
         return next((run for run in list(self._runs.values()) if run.task is task), None)
 
     def _on_lost(self, tenure: Tenure) -> None:
         """Have the handler told; runs in the heartbeat's thread."""
         self._journal.job(logging.WARNING, tenure.lease, "lease lost: the heartbeat was refused")
         if (run := self._runs.get(tenure)) is not None:
-            self._call_on_loop(partial(self._look, run))
+            self._watch.call(run.look)
 
     def _on_overdue(self, overdue: Mapping[Tenure, Cause]) -> None:
         """Leave handlers behind that did not stop, and with them the process.
@@ -667,7 +505,8 @@ class Dispatcher:
         Runs in the heartbeat's thread: the loop may be what hangs.
         """
         inside = self._run_on_loop()
-        guilty = inside if self._is_blocked() else None
+        blocked_seconds = min(BLOCKED_SECONDS, self._overdue_grace_ns / 1e9)
+        guilty = inside if self._watch.is_blocked(blocked_seconds) else None
         if all(tenure.ended for tenure in overdue):
             return  # They ended at the last moment.
         self._stopping = True  # What is given back must not be claimed here once more.
@@ -675,11 +514,11 @@ class Dispatcher:
         settlements = []
         for run in list(self._runs.values()):
             cause = overdue.get(run.tenure)
-            where = "".join(format_stack(_main_frame())) if run is inside else _stack_of(run)
+            where = self._watch.stack() if run is inside else run.stack()
             if cause is not None or run is guilty:
                 text = f"handler hangs ({cause or 'blocks'}), leaving it; it was at:\n{where}"
                 self._journal.job(logging.CRITICAL, run.tenure.lease, text)
-            if (outcome := _last_outcome(run, cause, guilty, where)) is not None:
+            if (outcome := run.last_outcome(cause, guilty, where)) is not None:
                 settlements.append(Settlement(tenure=run.tenure, outcome=outcome))
         settlements += self._not_started()
         try:
@@ -725,7 +564,16 @@ class Dispatcher:
             threads("calls", CALLS),
             threads("plain", self._threads_max),
         ]
-        self._claims, self._settles, self._calls, self._plain = pools
+        self._claims, self._settles, self._calls, plain = pools
+        self._ground = Ground(
+            queue=self._queue,
+            clock=self._clock,
+            loop=asyncio.get_running_loop(),
+            plain=plain,
+            calls=self._calls,
+            pid=self._pid,
+            on_storage_failed=self._on_storage_failed,
+        )
         try:
             yield
         finally:
@@ -734,14 +582,7 @@ class Dispatcher:
                 pool.shutdown(wait=pool is self._calls)
 
     def _in(self, pool: Executor, function: Callable[[], Answer]) -> Awaitable[Answer]:
-        assert self._loop is not None
-        return self._loop.run_in_executor(pool, function)
-
-    def _call_on_loop(self, function: Callable[[], object]) -> None:
-        """Call a function on the loop, from any thread; of a loop that is over nothing is asked."""
-        if self._loop is not None:
-            with suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(function)
+        return asyncio.get_running_loop().run_in_executor(pool, function)
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -768,44 +609,25 @@ class Dispatcher:
         self.stop()
 
 
-class Raised:
-    """What a plain handler raised, on its way out of its thread."""
+def _checked_kinds(handlers: Handlers, kinds: Iterable[str] | None) -> tuple[str, ...]:
+    """Return the kinds to work on, each once.
 
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
-
-
-def _last_outcome(run: Run, cause: Cause | None, guilty: Run | None, where: str) -> Outcome | None:
-    """Return what to record of a job whose process is about to leave; None: it is recorded."""
-    if run.is_settled or run.tenure.completed:
-        return None
-    if run.outcome is not None:
-        return run.outcome  # It has ended, and its outcome was on its way.
-    if guilty is not None and guilty is not run:
-        return Outcome(word="release")  # It could not even be told.
-    if run is guilty and cause is None:
-        error = HandlerTimeout("blocked the event loop past the time limit of another job")
-    elif cause == "timeout":
-        limit = run.handler.timeout
-        error = HandlerTimeout(f"ran longer than the time limit of its kind, {limit:g} s")
-    else:
-        return Outcome(word="release")
-    error.add_note(f"It did not stop when told to; it was at:\n{where}")
-    return Outcome(word="nack", error=error)
+    Raises:
+        ValueError: there is none, or one has no handler.
+    """
+    found = tuple(dict.fromkeys(handlers.kinds if kinds is None else kinds))
+    if not found:
+        raise ValueError("no handlers: register one with @handlers('kind')")
+    if unknown := set(found) - set(handlers.kinds):
+        raise ValueError(f"kind {min(unknown)!r} has no handler: register one, or leave it out")
+    return found
 
 
-def _stack_of(run: Run) -> str:
-    """Return where a handler is, through all that it awaits; of a thread, where that is."""
-    if run.thread is not None:
-        frame = sys._current_frames().get(run.thread)
-        return "".join(format_stack(frame)) if frame is not None else ""
-    lines: list[str] = []
-    awaited = run.task.get_coro() if run.task is not None else None
-    while isinstance(awaited, Coroutine):
-        if (frame := getattr(awaited, "cr_frame", None)) is not None:
-            lines += format_stack(frame, 1)
-        awaited = getattr(awaited, "cr_await", None)
-    return "".join(lines)
+def _check_seconds(**times: float) -> None:
+    """Raise a ValueError that shows the value if one is no number of seconds."""
+    for name, seconds in times.items():
+        if not (0 <= seconds < threading.TIMEOUT_MAX):
+            raise ValueError(f"{name} {seconds!r} must be a number of seconds, at least 0")
 
 
 async def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
@@ -820,8 +642,3 @@ async def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
 def _leave_signals() -> None:
     """Leave signals to the main thread: delivered to another they would not wake it."""
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-
-
-def _main_frame() -> FrameType | None:
-    ident = threading.main_thread().ident
-    return sys._current_frames().get(ident) if ident is not None else None

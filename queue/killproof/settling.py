@@ -13,8 +13,9 @@ job: what could not be written is tried again for as long as its lease lasts.  A
 made, because the fence decides what is refused, not this process's clock.
 """
 
+import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -27,6 +28,7 @@ from killproof.heartbeat import Tenure
 from killproof.journal import Journal
 from killproof.outcomes import TRANSIENT, Outcome
 from killproof.spilling import settled
+from killproof.worker import PAUSE_SECONDS_FIRST, PAUSE_SECONDS_MAX
 
 #: Outcomes in one transaction: about 10 ms under the lock.
 TOGETHER_MAX: Final = 250
@@ -46,7 +48,7 @@ Write = Callable[[Queue, Sequence[Settlement]], None]
 
 
 class Settler:
-    """Writes outcomes; for one thread at a time."""
+    """Writes outcomes, on the connection of the thread that calls it."""
 
     def __init__(
         self,
@@ -146,6 +148,48 @@ class Settler:
             self._journal.job(logging.WARNING, lease, text)
         one.tries += 1
         return True
+
+
+class Outbox:
+    """Outcomes on an event loop that wait to be written."""
+
+    def __init__(self, write: Callable[[list[Settlement]], Awaitable[list[Settlement]]]) -> None:
+        """Prepare.
+
+        Args:
+            write: writes outcomes off the loop and returns those to try again, as
+                `Settler.write` does.
+        """
+        self._write = write
+        self._waiting: list[tuple[Settlement, asyncio.Future[None]]] = []
+        self._has_waiting = asyncio.Event()
+
+    async def settle(self, settlement: Settlement) -> None:
+        """Return when the outcome is in the file, was refused, or is given up."""
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((settlement, written))
+        self._has_waiting.set()
+        await written
+
+    async def write_forever(self) -> None:
+        """Write what waits, all of it at once; what comes meanwhile is the next round."""
+        tries = 0
+        while True:
+            await self._has_waiting.wait()
+            self._has_waiting.clear()
+            batch, self._waiting = self._waiting, []
+            left = set(await self._write([settlement for settlement, _ in batch]))
+            for settlement, written in batch:
+                if settlement in left:
+                    self._waiting.append((settlement, written))
+                elif not written.done():
+                    written.set_result(None)
+            if left:
+                await asyncio.sleep(min(PAUSE_SECONDS_FIRST * 2**tries, PAUSE_SECONDS_MAX))
+                tries = min(tries + 1, 10)
+                self._has_waiting.set()
+            else:
+                tries = 0
 
 
 def ack_many(queue: Queue, settlements: Sequence[Settlement]) -> None:

@@ -29,7 +29,7 @@ from killproof import (
     StorageFailed,
     StorageFull,
     Transaction,
-    dispatcher,
+    loop_watch,
     settling,
 )
 from killproof.core import sync
@@ -611,7 +611,7 @@ def test_who_blocks_the_loop_is_blamed_and_nobody_whose_limit_passed_because_of_
     stand: Stand, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """F46."""
-    monkeypatch.setattr(dispatcher, "BLOCKED_SECONDS", 0.02)
+    monkeypatch.setattr(loop_watch, "BLOCKED_SECONDS", 0.02)
 
     @stand.handlers("blocks")
     async def blocks(context: Context) -> None:
