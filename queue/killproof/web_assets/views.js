@@ -285,8 +285,9 @@ function job(page, { id }) {
   const top = h("div");
   const actions = h("div", { class: "buttons", role: "group", "aria-label": "Actions",
     tabindex: "-1" });
+  const standing = h("div");
   const rest = h("div");
-  const element = h("div", null, top, actions, rest);
+  const element = h("div", null, top, actions, standing, rest);
   let seen = "";
 
   async function load() {
@@ -302,12 +303,13 @@ function job(page, { id }) {
       fill(actions, actionsOf(page, facts, load));
       if (hadFocus) actions.focus();  // Not on a button: another one may stand there now.
     }
-    const now = JSON.stringify([facts.attempts, facts.state, facts.payload, facts.result,
-      why.reasons.map((reason) => reason.rule), log.entries]);
+    fill(standing, ENDED.includes(facts.state) ? null : [h("h2", null,
+      facts.state === "leased" ? "Who runs it" : "Why it does not run"), reasons(why)]);
+    const now = JSON.stringify([facts.attempts, facts.state, facts.fence, facts.payload, facts.result,
+      log.entries]);
     if (now === seen) return;
     seen = now;  // A traceback that is being read must not fold or move.
-    fill(rest, ENDED.includes(facts.state) ? null : [h("h2", null, "Why does it not run?"), reasons(why)],
-      h("h2", null, "Attempts"), timeline(facts),
+    fill(rest, h("h2", null, "Attempts"), timeline(facts),
       h("h2", null, "Payload"), textOf(facts.payload, facts.id, "Payload"),
       facts.result ? [h("h2", null, "Result"), textOf(facts.result, facts.id, "Result")] : null,
       log.entries.length ? [h("h2", null, "Decisions"), auditTable(log.entries)] : null);
@@ -393,8 +395,9 @@ function timeline(facts) {
   return h("ol", { class: "timeline" }, all.map((attempt, index) =>
     h("li", { "data-outcome": attempt.outcome },
       h("div", null, h("strong", null, `${index + 1}. ${attempt.outcome === "leased" ? "running"
-        : attempt.outcome}`), ` ${moment(attempt.started_ms)}, for `
-        + `${span(attempt.until - attempt.started_ms)}, worker ${line(attempt.worker).slice(0, 8)}`),
+        : attempt.outcome}`), attempt.outcome === "leased" ? ` since ${moment(attempt.started_ms)}`
+        : ` ${moment(attempt.started_ms)}, for ${span(attempt.until - attempt.started_ms)}`,
+      `, worker ${line(attempt.worker).slice(0, 8)}`),
       stretch((attempt.started_ms - from) / whole, (attempt.until - from) / whole, attempt.outcome),
       attempt.error_class ? h("details", { open: attempt === failed.at(-1) },
         h("summary", null, errorOf(attempt)),
