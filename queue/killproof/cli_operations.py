@@ -306,6 +306,7 @@ def systemd_unit(
     grace: Annotated[
         float, typer.Option(help="Seconds a running job has to end after SIGTERM.")
     ] = 30.0,
+    slots: Annotated[int, typer.Option(help="Jobs at once, as for killproof work.")] = 1,
     as_json: AsJson = False,
 ) -> None:
     """Print a unit file: hardened, with a watchdog, and time to drain.
@@ -321,6 +322,7 @@ def systemd_unit(
         db=None if db is None else os.path.abspath(db),
         user=user,
         grace=grace,
+        slots=slots,
     )
     if as_json:
         print_json({"unit": text})

@@ -19,12 +19,16 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Final, Protocol, Self
 
+from killproof.core import model
+
 #: The watchdog thread looks up at least this often, to tell a stop without delay.
 LOOK_SECONDS_MAX: Final = 1.0
 #: How long a message waits for room in the manager's queue, which holds ten of them.
 SEND_SECONDS: Final = 0.1
 #: Seconds without a ping after which the unit's worker is killed.
 WATCHDOG_SECONDS: Final = 120
+#: As many as a dispatcher takes.
+SLOTS_MAX: Final = 10_000
 #: What a worker needs beyond its grace time: to leave a hung handler behind, and to write outcomes.
 DRAIN_SECONDS: Final = 15.0
 
@@ -110,7 +114,14 @@ class Supervision:
 
 
 def unit(
-    *, module: str, folder: str, python: str, db: str | None, user: str | None, grace: float
+    *,
+    module: str,
+    folder: str,
+    python: str,
+    db: str | None,
+    user: str | None,
+    grace: float,
+    slots: int = 1,
 ) -> str:
     """Return the text of a unit file for one worker.
 
@@ -121,9 +132,10 @@ def unit(
         db: the database; None puts it into the unit's state folder, away from the code.
         user: who runs it; None lets systemd make a user for the unit.
         grace: seconds that a running job has to end.
+        slots: jobs at once; more than one runs a dispatcher.
 
     Raises:
-        ValueError: the user or a path has characters that a unit file does not take.
+        ValueError: slots, the user or a path has characters that a unit file does not take.
     """
     for name, text in (("folder", folder), ("python", python), ("db", db or "/")):
         if not text.startswith("/") or not text.isprintable():
@@ -133,6 +145,8 @@ def unit(
     where = db or "%S/killproof/queue.db"
     command = [_quoted(python), "-m", "killproof", "work", _quoted(module)]
     command += ["--db", where if db is None else _quoted(where), "--grace", f"{grace:g}"]
+    if model.check_count(slots, "slots", 1, SLOTS_MAX) > 1:
+        command += ["--slots", str(slots)]
     # Everything else is read-only under ProtectSystem=strict.
     writable = "" if db is None else f"ReadWritePaths={_quoted(os.path.dirname(where))}\n"
     return UNIT.format(

@@ -113,6 +113,7 @@ def test_a_unit_waits_for_the_network_drains_and_keeps_its_state_from_the_code()
     ):  # fmt: skip
         assert line in text.splitlines()
     given = unit(db="/data/my queue.db", user="automente", grace=90.0).splitlines()
+    assert unit(slots=300).count(" --grace 30 --slots 300\n") == 1
     assert "TimeoutStopSec=105" in given
     assert "User=automente" in given
     assert "ReadWritePaths=/data" in given
