@@ -10,13 +10,16 @@ from typing import Any, Final
 from killproof import Host, backup, effects, maintenance, operations, retention
 from killproof.core import barrier
 from killproof.handlers import Hold
+from killproof.limits import Limits
 from killproof.payloads import Payloads
 from killproof.schedule import Schedules, key_of
+from killproof.workflow import Workflow, Workflows
 from killproof_chaos.engines.crash_session import RECORD_EFFECT, run_handler, together
 from killproof_chaos.recording import Recorder
 from killproof_chaos.targets.killproof_adapter import (
     LEASE_SECONDS,
     RETRY,
+    STEPS,
     RecordedQueue,
     VouchedLocks,
     whole,
@@ -42,6 +45,9 @@ EXTRAS: Final = (
     ("chaos_note", "SELECT count(*) FROM chaos_note"),
     # The use of a result is a commit of its own as well.
     ("payload_use", "SELECT count(*) FROM payload_use WHERE fence = 0"),
+    ("limit_resource", "SELECT count(*) + total(running) FROM limit_resource"),
+    ("limit_gate", "SELECT count(*) FROM limit_gate WHERE rule = 'closed'"),
+    ("workflow_run", "SELECT count(*) + total(state <> 'running') FROM workflow_run"),
     ("job_schedule", "SELECT count(*) + coalesce(sum(fired), 0) FROM job_schedule"),
 )
 
@@ -278,6 +284,36 @@ def _fire(session: KillproofSession, slot: float) -> None:
     )
 
 
+def _limit(session: KillproofSession, running: int) -> None:
+    """Let so many of the jobs run at once."""
+    Limits(session.queue).set("press", kinds=[FIRED_KIND], running=running)
+
+
+def _close_resource(session: KillproofSession, seconds: float) -> None:
+    """Let no job of the limited kind start for a while."""
+    Limits(session.queue).close("press", seconds, "come back later")
+
+
+def _start_run(session: KillproofSession, jobs: tuple[Job, ...]) -> None:
+    """Start a run of a workflow: each of its jobs is a step."""
+    workflow = Workflow("crash")
+    for job in jobs:
+        workflow.add(
+            job.id,
+            kind=job.kind,
+            payload=job.payload(),
+            needs=job.needs or (),
+            lease=LEASE_SECONDS,
+            retry=RETRY,
+            **job.options(),
+        )
+    with together("enqueue", [{"value": job.summary()} for job in jobs]) as told:
+        number = Workflows(session.queue).start(workflow, key="run")
+        rows = session.queue.database.peek(STEPS, {"run": number})
+        ids = {str(name): number for name, number in rows}
+        told += [{"job": ids[job.id]} for job in jobs]
+
+
 def _replay(session: KillproofSession, number: int) -> bool:
     return bool(operations.replay(session.queue, [number]).moved)
 
@@ -336,9 +372,13 @@ MORE: Final[Mapping[str, Callable[[KillproofSession, Any], object]]] = {
     "spill_collect": lambda session, _: Payloads(session.queue).collect().files > 0,
     "schedule": _schedule,
     "fire": _fire,
+    "limit": _limit,
+    "limit_close": _close_resource,
+    "workflow_start": _start_run,
     "repair": _stop,
 }
 OPERATIONS: Final = frozenset(MORE) | {
     *("open_and_migrate", "open", "reopen", "enqueue", "claim", "extend", "ack", "nack"),
     *("completing", "reap", "promote", "close", "late_ack"),
+    *("limit_claim", "limit_ack", "workflow_ack", "workflow_fail"),
 }

@@ -70,6 +70,11 @@ DOOMED: Final = job("doomed", script=("permanent",), sink="log")
 SPILLED: Final = job("spilled", key="spilled", sink="log")
 #: A slot that never comes while this runs: in the year 2100.
 SLOT_FAR: Final = 4_102_444_800.0
+#: A step, and one that needs it; of the second run the first step fails for good.
+RUN: Final = (job("a", sink="log", needs=()), job("b", sink="log", needs=("a",)))
+FAILING_RUN: Final = (replace(RUN[0], script=("permanent",)), RUN[1])
+#: For how long a resource is closed: whoever recovers has to wait for it.
+CLOSED_SECONDS: Final = 0.02
 #: `enqueue_many` takes no options, so its jobs have the queue's defaults.
 BATCH: Final = tuple(job(f"batch{number}", sink="log") for number in range(3))
 
@@ -132,6 +137,20 @@ def _due_schedule(context: Context) -> None:
     _two_jobs(context)
     context.memo["slot"] = float(int(time.time()) + 3_600)
     context.session.more["schedule"](context.memo["slot"])
+
+
+def _limited_jobs(context: Context) -> None:
+    """Leave two jobs of which one may run at a time."""
+    _two_logs(context)
+    context.session.more["limit"](1)
+
+
+def _run(context: Context) -> None:
+    context.session.more["workflow_start"](RUN)
+
+
+def _failing_run(context: Context) -> None:
+    context.session.more["workflow_start"](FAILING_RUN)
 
 
 def _dead_job(context: Context) -> None:
@@ -237,6 +256,10 @@ def _nack(context: Context) -> None:
     context.session.nack(context.lease, str(context.memo["failure"]))
 
 
+def _fail(context: Context) -> None:
+    context.session.nack(context.lease, str(context.memo["failure"]), permanent=True)
+
+
 def _close(context: Context) -> None:
     session, context.current = context.session, None
     session.close()
@@ -273,6 +296,9 @@ FURTHER: Final = (
     ("spill_collect", _dropped_payload, None, lambda c: None),
     ("schedule", _two_jobs, None, lambda c: SLOT_FAR),
     ("fire", _due_schedule, None, lambda c: c.memo["slot"]),
+    ("limit", _two_logs, None, lambda c: 1),
+    ("limit_close", _limited_jobs, None, lambda c: CLOSED_SECONDS),
+    ("workflow_start", _two_logs, None, lambda c: RUN),
 )
 #: They only look, or write where no worker looks.
 UNCHANGING: Final = frozenset({"get", "counts", "backup", "spill_collect", "schedule"})
@@ -335,6 +361,21 @@ ALONE: Final = (
         )
         for name, prepare, before, of in FURTHER
     ),
+    # Beside the job, what follows from it in the same transaction: a slot, a step, a run.
+    Scenario(operation="limit_claim", prepare=_limited_jobs, act=_claim),
+    Scenario(
+        operation="limit_ack",
+        prepare=_limited_jobs,
+        before=_hold_and_play,
+        act=lambda c: c.session.ack(c.lease),
+    ),
+    Scenario(
+        operation="workflow_ack",
+        prepare=_run,
+        before=_hold_and_play,
+        act=lambda c: c.session.ack(c.lease),
+    ),
+    Scenario(operation="workflow_fail", prepare=_failing_run, before=_hold_and_play, act=_fail),
     Scenario(
         operation="repair",
         prepare=_two_jobs,
