@@ -61,6 +61,8 @@ ACT_BUSY_SECONDS: Final = 5.0
 ACTIONS_WAITING_MAX: Final = 16
 #: Characters of a payload or a result on the page of a job.
 TEXT_CHARS_MAX: Final = 65_536
+#: Attempts on it, the latest ones; each may have a traceback of 16,384 characters.
+ATTEMPTS_SHOWN: Final = 50
 
 ASSETS: Final = {
     "index.html": "text/html; charset=utf-8",
@@ -341,9 +343,10 @@ def _jobs(queue: Queue, request: Request) -> object:
 
 
 def _job(queue: Queue, request: Request) -> object:
-    """Return what `killproof show --json` prints; with `text=1` payload and result as text.
+    """Return what `killproof show --json` prints; with `text=1` what a page can show of it.
 
-    A browser reads numbers as floats, and would show another order number than the payload's.
+    A browser reads numbers as floats, and would show another order number than the payload's: so
+    payload and result are text then, cut, and the attempts are the latest ones.
     """
     asked = _asked(request, "text")
     job_id = model.check_count(request.path_params["job_id"], "id", 1, _ID_MAX)
@@ -355,6 +358,8 @@ def _job(queue: Queue, request: Request) -> object:
         for name in ("payload", "result"):
             if name == "payload" or facts[name] is not None:
                 facts[name] = _as_text(facts[name])
+        facts["attempts"] = [asdict(attempt) for attempt in job.attempts[-ATTEMPTS_SHOWN:]]
+        facts["attempts_left_out"] = max(0, len(job.attempts) - ATTEMPTS_SHOWN)
     return facts
 
 

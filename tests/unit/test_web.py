@@ -455,6 +455,20 @@ def test_the_api_s_page_names_every_address_and_its_examples_work(
     assert set(answers.values()) == {200}, answers
 
 
+def test_a_page_shows_the_latest_of_very_many_attempts(ask: Ask, queue: Queue) -> None:
+    queue.enqueue("mail", "x" * 100_000)
+    for _ in range(53):
+        lease = queue.claim()
+        assert lease is not None
+        queue.release(lease)
+    page, whole = ask("GET", "/api/jobs/1?text=1").json(), ask("GET", "/api/jobs/1").json()
+
+    assert [one["fence"] for one in page["attempts"]] == list(range(4, 54))
+    assert page["attempts_left_out"] == 3
+    assert (len(page["payload"]["text"]), page["payload"]["chars"]) == (65_536, 100_002)
+    assert len(whole["attempts"]) == 53
+
+
 # What is on record.
 
 

@@ -392,9 +392,11 @@ function timeline(facts) {
   const from = all[0].started_ms;
   const whole = Math.max(1, all.at(-1).until - from);
   const failed = all.filter((attempt) => attempt.error_class);
-  return h("ol", { class: "timeline" }, all.map((attempt, index) =>
+  const before = facts.attempts_left_out;
+  const number = (index) => before + index + 1;
+  const list = h("ol", { class: "timeline" }, all.map((attempt, index) =>
     h("li", { "data-outcome": attempt.outcome },
-      h("div", null, h("strong", null, `${index + 1}. ${attempt.outcome === "leased" ? "running"
+      h("div", null, h("strong", null, `${number(index)}. ${attempt.outcome === "leased" ? "running"
         : attempt.outcome}`), attempt.outcome === "leased" ? ` since ${moment(attempt.started_ms)}`
         : ` ${moment(attempt.started_ms)}, for ${span(attempt.until - attempt.started_ms)}`,
       `, worker ${line(attempt.worker).slice(0, 8)}`),
@@ -402,8 +404,10 @@ function timeline(facts) {
       attempt.error_class ? h("details", { open: attempt === failed.at(-1) },
         h("summary", null, errorOf(attempt)),
         h("pre", { class: "trace", tabindex: "0", role: "region",
-          "aria-label": `Traceback of attempt ${index + 1}` },
+          "aria-label": `Traceback of attempt ${number(index)}` },
         plain(attempt.traceback ?? attempt.error_message ?? ""))) : null)));
+  return before ? [h("p", { class: "note" }, `${count(before)} earlier attempts are left out: `,
+    h("code", null, `killproof show ${facts.id} --json`)), list] : list;
 }
 
 function textOf(value, id, name) {
