@@ -184,7 +184,8 @@ class MixedTarget(Target, Protocol):
 
     Each word stands for a member of the client or of the worker that is called only where the word
     is announced: `backup`: `client.backup()` puts a copy of the open file into a folder `backups`
-    below that of the queue, and returns the copy's path relative to the queue's folder. `limits`:
+    below that of the queue, and returns the copy's path relative to the queue's folder; where a
+    backup is more than its file, `backup_problems(copy)` says what else is wrong. `limits`:
     `prepare` has set the limits that `mix_parameters` declare. `schedule`: likewise the schedules;
     the audit and the snapshot give a job of one its key as the harness's name. `dispatcher`: a
     worker whose `$KILLPROOF_PROCESS` begins with d has several slots. `workflow`:

@@ -2,11 +2,13 @@
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from killproof_chaos import targets
 from killproof_chaos.engines.finish import _write_recovery
 from killproof_evidence.records import read_records
 from killproof_evidence.store import Store
@@ -126,3 +128,23 @@ def test_a_job_that_was_taken_back_late_is_a_slow_recovery_whatever_else_was_cla
     (found,) = recovered(tmp_path, faults=[KILL], changes=moved)
 
     assert found["peers_idle"] is True
+
+
+def test_a_backup_without_one_of_its_large_payloads_is_not_whole(tmp_path: Path) -> None:
+    target = targets.load("killproof")
+    target.prepare(tmp_path)
+    client: Any = target.client(tmp_path)
+    try:
+        client.enqueue("report", {"id": "large", "body": "x" * 9_000}, spill=True)
+        client.enqueue("report", {"id": "small"})
+        copy = tmp_path / client.backup()
+    finally:
+        client.close()
+    problems: Callable[[Path], list[str]] = getattr(target, "backup_problems")  # noqa: B009
+    assert problems(copy) == []
+
+    for file in Path(f"{copy}.payloads").iterdir():
+        if len(file.name) == 64:
+            file.unlink()
+
+    assert [found.partition(":")[0] for found in problems(copy)] == ["payload of job 1"]

@@ -8,7 +8,7 @@ import shutil
 import sqlite3
 import time
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,8 +103,11 @@ def _read_backups(
     if not made:
         return
     log = store.writer(store.backups)
+    further: Callable[[Path], list[str]] | None = getattr(target, "backup_problems", None)
     try:
         for facts in read_backups(original, target.audit, [(name, place / name) for name in made]):
+            if further is not None and facts.get("opens"):
+                facts["problems"] += further(place / facts["backup"])
             log.append(facts)
     except BackupsUnread as error:
         run["problems"].append(f"the backups could not be read: {error}")

@@ -371,6 +371,19 @@ class KillproofTarget:
         queue.close()
         recorder.close()
 
+    def backup_problems(self, copy: Path) -> list[str]:
+        """Say which large payloads are missing beside a copy, or are others than its jobs say."""
+        folder, found = Folder(str(copy)), []
+        with closing(sqlite3.connect(copy)) as db:
+            for number, text in db.execute("SELECT id, payload FROM job ORDER BY id"):
+                reference = Reference.of(json.loads(text))
+                try:
+                    if reference is not None:
+                        folder.read(reference.sha256, reference.bytes)
+                except PayloadLost as error:
+                    found.append(f"payload of job {number}: {error}")
+        return found
+
     def stopped(self, place: Path) -> bool:
         """Say whether a process has left the marker that stops all others."""
         return (place / f"{self.database}.failed").exists()
