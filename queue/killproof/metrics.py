@@ -270,7 +270,7 @@ def _limits(queue: Queue) -> Iterator[Family]:
 
 def _runs(queue: Queue) -> Iterator[Family]:
     """Yield the runs of each workflow; nothing where none was ever started."""
-    found = workflow_view.report(queue)[:KINDS_MAX]
+    found = workflow_view.report(queue, with_steps=False)[:KINDS_MAX]
     if not found:
         return
     yield Family(

@@ -313,12 +313,13 @@ STEP_MEANS: Final = """
      GROUP BY run.name, step.name ORDER BY run.name, min(step.number)"""
 
 
-def report(queue: Queue, *, window: float = 7 * 86_400.0) -> list[Report]:
+def report(queue: Queue, *, window: float = 7 * 86_400.0, with_steps: bool = True) -> list[Report]:
     """Return each workflow with its runs by state and the mean times of those that succeeded.
 
     Args:
         queue: where they are.
         window: seconds; means are of runs that succeeded since then, the latest 1,000 of them.
+        with_steps: False leaves out the means of steps, which read every attempt of those runs.
 
     Raises:
         ValueError: the window is no time; definite.
@@ -331,7 +332,8 @@ def report(queue: Queue, *, window: float = 7 * 86_400.0) -> list[Report]:
             return []
         counted = cast(list[tuple[str, str, int]], tx.rows(COUNT))
         means = dict(cast(list[tuple[str, float]], tx.rows(LATEST, values)))
-        steps = cast(list[tuple[str, str, int, float]], tx.rows(STEP_MEANS, values))
+        rows = tx.rows(STEP_MEANS, values) if with_steps else []
+        steps = cast(list[tuple[str, str, int, float]], rows)
     found: dict[str, Report] = {}
     for name, state, number in counted:
         one = found.setdefault(name, Report(name=name, counts={}, mean_ms=means.get(name)))

@@ -5,7 +5,7 @@ import io
 import re
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -1021,27 +1021,30 @@ def test_a_line_that_is_no_run_is_refused_with_its_number(stand: Stand, other: S
 # What it costs, and who guards it.
 
 
-def test_a_job_outside_of_any_run_pays_the_when_of_the_triggers_alone(stand: Stand) -> None:
-    """Counted in steps of SQLite's virtual machine, which do not depend on the machine."""
+@contextmanager
+def counted(stand: Stand) -> Iterator[list[int]]:
+    """Count steps of SQLite's virtual machine, which do not depend on the computer."""
     with stand.queue.transaction() as tx:
         connection = tx._connection
-    steps = 0
+    steps = [0]
 
     def step() -> int:
-        nonlocal steps
-        steps += 1
+        steps[0] += 1
         return 0
 
+    connection.set_progress_handler(step, 1)
+    yield steps
+    connection.set_progress_handler(None, 1)
+
+
+def test_a_job_outside_of_any_run_pays_the_when_of_the_triggers_alone(stand: Stand) -> None:
     def cost() -> int:
-        nonlocal steps
         stand.queue.enqueue("k", 1)
         stand.work("k")
         stand.queue.enqueue("k", 1)
-        steps = 0
-        connection.set_progress_handler(step, 1)
-        stand.work("k")
-        connection.set_progress_handler(None, 1)
-        return steps
+        with counted(stand) as steps:
+            stand.work("k")
+        return steps[0]
 
     before = cost()
     stand.start({"a": ""})
@@ -1050,6 +1053,25 @@ def test_a_job_outside_of_any_run_pays_the_when_of_the_triggers_alone(stand: Sta
 
     print(f"claim and ack: {before} VM steps without workflows in the file, {after} with")
     assert after < 1.3 * before
+
+
+def test_the_end_of_a_step_costs_the_same_in_a_long_run_as_in_a_short_one(stand: Stand) -> None:
+    costs = []
+    for length in (4, 400):
+        flow = Workflow("flow")
+        for number in range(length):
+            flow.add(f"s{number}", kind=f"s{length}")
+        stand.runs.start(flow)
+        for _ in range(2):
+            stand.work(f"s{length}")
+        lease = stand.claim(f"s{length}")
+        assert lease is not None
+        with counted(stand) as steps:
+            stand.queue.ack(lease)
+        costs.append(steps[0])
+
+    print(f"the ack of a step: {costs[0]} VM steps in a run of 4, {costs[1]} in one of 400")
+    assert costs[1] <= costs[0] + 10
 
 
 def test_before_the_first_run_of_a_file_there_are_no_triggers(stand: Stand) -> None:
