@@ -31,9 +31,15 @@ FILE: Final = "mix.json"
 
 
 def of(target: Target, options: Options) -> tuple[str, ...]:
-    """Return what a run with these options asks of the target, in a fixed order."""
+    """Return what a run with these options asks of the target, in a fixed order.
+
+    The limits are on kinds of the harness's own jobs: the user's would never reach them.
+    """
     offered: frozenset[str] = getattr(target, "capabilities", frozenset())
-    return tuple(name for name in CAPABILITIES if name in offered and options.mix == "full")
+    wanted = set(CAPABILITIES) if options.mix == "full" else set()
+    if options.jobs is not None:
+        wanted.discard("limits")
+    return tuple(name for name in CAPABILITIES if name in offered and name in wanted)
 
 
 def contract_of(target: Target, capabilities: Iterable[str]) -> Contract:

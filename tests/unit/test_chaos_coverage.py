@@ -65,6 +65,8 @@ def test_a_capability_is_owed_by_who_announces_it_and_is_asked() -> None:
     assert mixed <= set(coverage.obliged(killproof, Options()))
     assert not mixed & set(coverage.obliged(killproof, Options(mix="plain")))
     assert not mixed & set(coverage.obliged(minimal, Options()))
+    # Nobody knows whether the user's jobs are of a kind that is limited.
+    assert coverage.LIMITED not in coverage.obliged(killproof, Options(jobs="mine.jsonl"))
 
 
 def test_the_phases_are_those_of_the_design() -> None:
