@@ -304,6 +304,7 @@ def test_a_run_is_replayed_by_its_store_and_by_its_token_and_ci_decides_on_unkno
     ("words", "message"),
     [
         (("run", "--workers", "0"), "--workers 0 must be an integer from 1 to 64"),
+        (("run", "--mix", "half"), "--mix 'half' is unknown: use full or plain"),
         (("run", "--producers", "17"), "--producers 17 must be an integer from 1 to 16"),
         (("run", "--kills", "-1"), "--kills -1 must be an integer from 0 to 100000"),
         (("run", "--seconds", "nan"), "--seconds nan must be a number from 0.5 to 3600"),
@@ -346,7 +347,8 @@ def test_the_list_of_targets_says_which_are_broken_and_how(place: Path) -> None:
         "killproof", "killproof-process", "minimal", "deletes-at-claim", "ack-without-fence",
         "attempt-not-counted", "effect-and-ack-apart", "synchronous-normal",
         "acknowledges-before-fsync", "lease-on-wall-clock", "commit-error-refused",
-        "checks-then-claims", "checks-then-inserts", "reads-then-writes",
+        "checks-then-claims", "checks-then-inserts", "reads-then-writes", "limit-not-counted",
+        "step-starts-early", "copies-without-log",
     }  # fmt: skip
     sound = [name for name, row in listed.items() if not row["broken"]]
     assert sound == ["killproof", "killproof-process", "minimal"]
