@@ -15,8 +15,8 @@ from killproof.core.jobs import Queue
 SCHEMA_VERSION: Final = 1
 #: Of a row that stays until something opens it: the last second that a calendar shows.
 NEVER_MS: Final = round(model.MOMENT_SECONDS_MAX) * 1_000
-#: A row this far off its true end was moved by a step of the wall clock, not by rounding.
-STEP_MS: Final = 1_000
+#: A row this far off its true end was moved by a step of the wall clock, not by rounding or slewing.
+STEP_MS: Final = 100
 #: What the reasons in `throttle` begin with; `limit NAME: RULE` is the whole.
 REASON: Final = "limit "
 

@@ -5,6 +5,7 @@ set. The rules are triggers, so each of their guards is taken away at the end of
 test must go red without it.
 """
 
+import random
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -375,6 +376,34 @@ def check_a_step(stand: Stand, step: int) -> None:
     assert starts(stand, 0.4) == 0
     assert stand.limits.mend() == (0 if step > 0 else 1)
     assert starts(stand, 10) == 10
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_no_stretch_of_time_has_more_starts_than_the_rate_whatever_the_clock_does(
+    stand: Stand, seed: int
+) -> None:
+    """Exact, on the monotonic clock; by chance: who claims, how many, pauses, steps, mending."""
+    chance = random.Random(seed)
+    rate, burst = chance.choice([0.5, 3, 40]), chance.choice([1, 2, 5])
+    stand.limits.set("api", kinds=["a", "b"], rate=rate, burst=burst)
+    stand.put("a", 99)
+    stand.put("b", 99)
+    moments: list[int] = []
+    for _ in range(80):
+        worker = chance.choice([stand.queue, stand.other])
+        for lease in worker.claim_many(chance.choice([1, 2, 9])):
+            moments.append(stand.clock.monotonic_ns())
+            chance.choice([worker.ack, worker.release])(lease)
+        stand.clock.advance(chance.choice([0, 0.01, 0.1, 0.3, 3]) / rate)
+        if chance.random() < 0.2:
+            stand.clock.step_wall(chance.choice([-3_600, -0.5, 0.5, 3_600, 86_400]))
+        if chance.random() < 0.5:
+            stand.limits.mend(at_once=True)
+
+    assert len(moments) > 2 * burst
+    for number, first in enumerate(moments):
+        for count, last in enumerate(moments[number:], 1):
+            assert count <= burst + rate * (last - first) / 1e9 + 1e-6
 
 
 def test_where_two_claims_have_no_clock_in_common_the_wall_clock_decides(stand: Stand) -> None:
