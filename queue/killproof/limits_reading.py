@@ -15,7 +15,7 @@ from killproof.core.jobs import Queue
 SCHEMA_VERSION: Final = 1
 #: Of a row that stays until something opens it: the last second that a calendar shows.
 NEVER_MS: Final = round(model.MOMENT_SECONDS_MAX) * 1_000
-#: A row this far off its true end was moved by a step of the wall clock, not by rounding or slewing.
+#: A row this far off its true end was moved by a step of the wall clock, not by slewing it.
 STEP_MS: Final = 100
 #: What the reasons in `throttle` begin with; `limit NAME: RULE` is the whole.
 REASON: Final = "limit "
