@@ -20,7 +20,7 @@ from killproof_chaos.nemesis import LOCKS_AGAIN_MAX, Nemesis
 from killproof_chaos.phases import Board
 from killproof_chaos.plan import Fault, Options
 from killproof_chaos.recording import Recorder
-from killproof_chaos.targets.killproof_adapter import RecordedQueue
+from killproof_chaos.targets.killproof_recorded import RecordedQueue
 from killproof_evidence.history import HistoryWriter, read_history
 from killproof_evidence.records import RecordWriter, read_records
 from killproof_evidence.store import Store

@@ -16,14 +16,8 @@ from killproof.schedule import Schedules, key_of
 from killproof.workflow import Workflow, Workflows
 from killproof_chaos.engines.crash_session import RECORD_EFFECT, run_handler, together
 from killproof_chaos.recording import Recorder
-from killproof_chaos.targets.killproof_adapter import (
-    LEASE_SECONDS,
-    RETRY,
-    STEPS,
-    RecordedQueue,
-    VouchedLocks,
-    whole,
-)
+from killproof_chaos.targets.killproof_adapter import LEASE_SECONDS, RETRY, STEPS, VouchedLocks
+from killproof_chaos.targets.killproof_recorded import RecordedQueue, whole
 from killproof_chaos.workload import Job
 from killproof_evidence.records import RecordWriter, read_records
 

@@ -21,12 +21,8 @@ from killproof.worker import Context
 from killproof_chaos import hook
 from killproof_chaos.recording import Recorder
 from killproof_chaos.targets import killproof_played
-from killproof_chaos.targets.killproof_adapter import (
-    GRACE_SECONDS,
-    TIMEOUT_SECONDS,
-    RecordedQueue,
-    claimed,
-)
+from killproof_chaos.targets.killproof_adapter import GRACE_SECONDS, TIMEOUT_SECONDS
+from killproof_chaos.targets.killproof_recorded import RecordedQueue, claimed
 
 SLOTS: Final = 4
 #: The others have plain handlers, which run in threads.
