@@ -127,12 +127,11 @@ def held(look: Look) -> Iterator[Reason]:
     """A person, or its handler, has put it aside."""
     if look.job.state == "held":
         why = f": {_error(look.job)}" if look.job.error_class else ""
-        yield Reason(
-            rule="held",
-            keeps=True,
-            text=f"it is held until a person decides{why}",
-            remedy=f"killproof unhold {look.job.id}, or killproof cancel {look.job.id}",
-        )
+        remedy = f"killproof unhold {look.job.id}, or killproof cancel {look.job.id}"
+        if look.place is not None and look.place.unmet:
+            remedy = f"killproof cancel {look.job.id}; it can be let go after what it waits for"
+        text = f"it is held until a person decides{why}"
+        yield Reason(rule="held", keeps=True, text=text, remedy=remedy)
 
 
 def blocked(look: Look) -> Iterator[Reason]:

@@ -34,6 +34,7 @@ class Plan:
     undo_kind: str | None  #: the kind of job that compensates it
     delay_ms: int  #: from the success of its last need
     payload: object  #: of its job; None: the run and the step, for people
+    is_function: bool = False  #: declared by `step`: its handler knows of fan-outs
     options: dict[str, Any]  #: priority, max_attempts, lease, retry: as for `Queue.enqueue`
 
 
@@ -41,7 +42,9 @@ class Workflow:
     """A graph of steps; it is code, and nothing of it is in a file before a run is started.
 
     A run keeps the graph that it was started with.  Whoever renames a step keeps the old name for
-    the runs under way: a job whose kind nobody handles waits, and `killproof explain` says so.
+    the runs under way: a job whose kind nobody handles waits, and `killproof explain` says so.  The
+    jobs of a fan-out are made by the code that runs when the list is known; where it has lost the
+    fan-out that a join waits for, the step before it is held.
     """
 
     def __init__(self, name: str, handlers: Handlers | None = None) -> None:
@@ -103,9 +106,9 @@ class Workflow:
                 retry=retry,
             )
             self.handlers(plan.kind, timeout=timeout)(handler(self, function))
+            undo_kind = None if compensate is None else f"{plan.kind}.undo"
+            self._plans[plan.name] = replace(plan, undo_kind=undo_kind, is_function=True)
             if compensate is not None:
-                plan = replace(plan, undo_kind=f"{plan.kind}.undo")
-                self._plans[plan.name] = plan
                 self.handlers(f"{plan.kind}.undo", timeout=timeout)(handler(self, compensate))
             return function
 
@@ -192,6 +195,11 @@ class Workflow:
                         f"{where}: step {plan.name!r} needs {need!r}, which is no step of it: "
                         f"use one of {known}"
                     )
+            if plan.each and not plans[plan.each].is_function:
+                raise ValueError(
+                    f"{where}: step {plan.name!r} spreads {plan.each!r}, whose handler would not "
+                    "put its jobs in: declare that one with @workflow.step"
+                )
             if plan.each and plans[plan.each].each:
                 raise ValueError(
                     f"{where}: step {plan.name!r} spreads {plan.each!r}, which is spread itself: "

@@ -16,7 +16,7 @@ from killproof.core.clock import SystemClock
 from killproof.core.database import Transaction, Value
 from killproof.core.errors import DatabaseBusy, StorageFull
 from killproof.core.jobs import Queue
-from killproof.handlers import Permanent
+from killproof.handlers import Hold, Permanent
 from killproof.workflow_memo import report_progress
 from killproof.workflow_tables import STEPS_MAX
 
@@ -36,6 +36,7 @@ class Step:
 
         Raises:
             Permanent: the job belongs to no run.
+            Hold: a fan-out that its run waits for is gone from the code.
         """
         self.context = context
         self._workflow = workflow
@@ -50,15 +51,24 @@ class Step:
                 "start one with Workflows(queue).start(...)"
             )
         (values,) = found
-        self.run_id, self.name, item, self.undoes, payload, text = cast(Any, values)
+        self.run_id, self.name, item, self.undoes, payload, text, awaited = cast(Any, values)
         self.payload: Any = json.loads(payload)  #: what the run was started with
         #: the item of a fan-out that this job is for; None in a step that is none
         self.item: Any = json.loads(text).get("item") if item else None
+        gone = {*json.loads(awaited)} - {plan.name for plan in workflow.spread_by(self.name)}
+        if gone:
+            raise Hold(
+                f"steps of run {self.run_id} wait for {min(gone)!r}, one job for each item of "
+                f"{self.name!r}, and the code has it no more: put it back, then killproof unhold "
+                f"{job.id}"
+            )
         self._completed = False
         self._results: dict[str, Any] | None = None
 
     WHO: Final = """
-        SELECT run_id, step.name, item, undoes, run.payload, job.payload
+        SELECT run_id, step.name, item, undoes, run.payload, job.payload,
+               (SELECT json_group_array(DISTINCT spread) FROM workflow_need
+                 WHERE needs_job_id = :id AND spread <> '')
           FROM workflow_step AS step
           JOIN workflow_run AS run ON run.id = step.run_id
           JOIN job ON job.id = iif(undoes > 0, undoes, job_id)

@@ -33,6 +33,7 @@ from killproof import (
     workflow_view,
 )
 from killproof.core.errors import DatabaseBusy
+from killproof.handlers import Hold
 from killproof.heartbeat import Tenure
 from killproof.retention import prune
 from killproof.worker import Context, Handlers, Permanent
@@ -770,6 +771,26 @@ def test_a_fan_out_that_fails_puts_nothing_in(stand: Stand) -> None:
 
     assert stand.states() == {"find": "leased", "album": "blocked"}
     assert stand.sql("SELECT steps FROM workflow_run") == [(2,)]
+
+
+def test_a_fan_out_that_nobody_would_put_in_is_refused(stand: Stand) -> None:
+    flow = Workflow("flow")
+    flow.add("find", kind="find")
+    flow.add("resize", each="find")
+
+    with pytest.raises(ValueError, match="spreads 'find', whose handler would not put its jobs in"):
+        stand.runs.start(flow)
+
+
+def test_a_fan_out_that_is_gone_from_the_code_holds_the_step_before_it(stand: Stand) -> None:
+    """Goal: the join must not go on with an empty list because somebody deployed."""
+    stand.runs.start(spread_flow(), [1])
+    newer = Workflow("flow")
+    newer.step(name="find")(lambda step: step.payload)
+
+    with pytest.raises(Hold, match="wait for 'resize', one job for each item of 'find'"):
+        stand.run_step(newer.handlers, "flow.find")
+    assert stand.states()["album"] == "blocked"
 
 
 def test_a_fan_out_is_bounded_by_the_steps_of_its_run(
