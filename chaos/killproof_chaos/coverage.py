@@ -347,22 +347,34 @@ def _at_limit(facts: _Facts) -> Iterator[tuple[set[str], set[str]]]:
 
 
 def _had_several(facts: _Facts, name: str) -> bool:
-    """Some process that this fault struck had several leases, as its history tells."""
-    struck = {fault["pid"]: fault["t"] for fault in facts.of(name)}
-    held: dict[int, set[tuple[Any, Any]]] = {}
-    asked: dict[tuple[int, int], tuple[Any, Any]] = {}
+    """Some process that such a fault struck had several leases then, as its history tells."""
+    struck: dict[int, list[int]] = {}
+    for fault in facts.of(name):
+        struck.setdefault(fault["pid"], []).append(fault["t"])
+    records: dict[int, list[dict[str, Any]]] = {pid: [] for pid in struck}
     for record in facts.history:
-        pid = record["pid"]
-        if record["t"] > struck.get(pid, 0):
+        if record["pid"] in records:
+            records[record["pid"]].append(record)
+    return any(
+        _held_at(records[pid], moment) > 1 for pid, moments in struck.items() for moment in moments
+    )
+
+
+def _held_at(records: Iterable[dict[str, Any]], moment: int) -> int:
+    """Return how many leases a process had: those that it had claimed and not yet ended."""
+    held: set[tuple[Any, Any]] = set()
+    asked: dict[int, tuple[Any, Any]] = {}
+    for record in records:
+        if record["t"] > moment:
             continue
         if record["f"] == "claim" and record["type"] == "ok" and "job" in record:
-            held.setdefault(pid, set()).add((record["job"], record.get("fence")))
+            held.add((record["job"], record.get("fence")))
         elif record["f"] in REFUSABLE - {"extend"}:
             if record["type"] == "invoke":
-                asked[pid, record["n"]] = record.get("job"), record.get("fence")
+                asked[record["n"]] = record.get("job"), record.get("fence")
             else:
-                held.get(pid, set()).discard(asked.pop((pid, record["n"]), (None, None)))
-    return any(len(leases) > 1 for leases in held.values())
+                held.discard(asked.pop(record["n"], (None, None)))
+    return len(held)
 
 
 def _taken_up_again(facts: _Facts, jobs: set[str]) -> bool:
