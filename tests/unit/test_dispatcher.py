@@ -1010,7 +1010,9 @@ def test_acomplete_writes_the_effect_and_the_success_together(stand: Stand) -> N
         assert tx.rows("SELECT n FROM paid") == [(1,)]
 
 
-def test_a_cancellation_waits_for_the_end_of_the_transaction(stand: Stand) -> None:
+def test_a_cancellation_waits_for_the_end_of_the_transaction(
+    stand: Stand, caplog: pytest.LogCaptureFixture
+) -> None:
     """Cut inside a transaction, an outcome would be unknown that is known."""
 
     def write(tx: Transaction) -> None:
@@ -1023,6 +1025,8 @@ def test_a_cancellation_waits_for_the_end_of_the_transaction(stand: Stand) -> No
     job = stand.do(handler, timeout=0.02)
 
     assert (job.state, job.result) == ("succeeded", "whole")
+    assert "raised after its completion: HandlerTimeout" in caplog.text
+    assert "refused" not in caplog.text
 
 
 def test_aeffect_applies_once_over_attempts_and_keeps_the_loop_free(stand: Stand) -> None:
