@@ -304,6 +304,7 @@ class Connection(sqlite3.Connection):
             raise Crashed
         waits = kind == BEGIN_WRITE and not (self.root.unread and self._has_read())
         runtime.point(wants_lock=waits)
+        life = runtime.life()
         if runtime.keeps_trace:
             runtime.note("statement", sql, _shown(values))
             cursor.event = runtime.trace[-1]
@@ -319,7 +320,6 @@ class Connection(sqlite3.Connection):
         else:
             runtime.sqlite_ns += perf_counter_ns() - start
         told, self.told = self.told, 0
-        life = runtime.life()
         life.seen = hash((life.seen, _ROWCOUNT(cursor), cursor.lastrowid, told))
         if cursor.description is not None:
             cursor.shows_version = kind == PRAGMA and "data_version" in sql

@@ -287,7 +287,8 @@ class Runtime:
         Raises:
             Crashed: this process has died meanwhile.
         """
-        life = self.life()
+        life = self.current
+        assert life is not None, "only an actor comes to a point"
         if life.is_dead:
             raise Crashed
         if self.quiet or self.solo:
@@ -298,7 +299,7 @@ class Runtime:
         if life.inside is not None:
             life.inside += 1
         life.refused = False
-        if self.step + 1 < self.idle_until and not (wants_lock and self.writer is not None):
+        if self.step + 1 < self.idle_until and (self.writer is None or not wants_lock):
             self.step += 1  # The default is to go on.
             return
         life.state = WANTS_LOCK if wants_lock else READY
@@ -412,7 +413,14 @@ class Runtime:
             life.seen = hash((life.seen, now))
         return now
 
-    def record(self, file: str, record: dict[str, Any], moment: int = ALONE) -> None:
+    def record(
+        self,
+        file: str,
+        record: dict[str, Any],
+        moment: int = ALONE,
+        *,
+        since: int | None = None,
+    ) -> None:
         """Put a record of the evidence on file; its time is the clock and its own number.
 
         Args:
@@ -421,6 +429,7 @@ class Runtime:
             moment: whether something begins or ends with it. What began before what had ended is
                 evidence; in which order two things began, or two ended, is not, and no checker
                 asks.
+            since: when it began, ns, if that was earlier; the actor was told so by `told_clock`.
 
         Raises:
             Crashed: the dead write nothing, though their code may have made another error of it.
@@ -434,14 +443,15 @@ class Runtime:
         self.clock_mark += 1
         if moment != ENDS:
             self.death_mark += 1
-        mark = hash((file, marshal.dumps(record, 2), self.now_ns))
-        if moment == ALONE or moment != self._moment:
+        now_ns, events = self.now_ns, self.events
+        mark = hash((file, marshal.dumps(record, 2), now_ns, since))
+        if moment != self._moment or moment == ALONE:
             self._before = hash((self._before, self._moment, self._together))
             self._moment, self._together = moment, mark
         else:
             self._together = (self._together + mark) & MASK
-        record["t"] = self.now_ns + len(self.events)
-        self.events.append((file, record))
+        record["t"] = now_ns + len(events) if since is None else since
+        events.append((file, record))
 
     @property
     def order(self) -> int:
@@ -512,7 +522,11 @@ class Runtime:
         """Return who goes on; None: nobody can, or the run is cut off."""
         while not self.stopped:
             # Most are ready, and most of the time of a search is spent in lines like this one.
-            runnable = [life for life in self.lives if life.state == READY or self._can_run(life)]
+            runnable = [
+                life
+                for life in self.lives
+                if (state := life.state) == READY or (state != ENDED and self._can_run(life))
+            ]
             if not runnable:
                 if self._let_time_pass():
                     continue

@@ -182,6 +182,10 @@ class Actor:
         """Let others run until the virtual clock has moved on by so much."""
         self._runtime.sleep(seconds)
 
+    def moment(self) -> int:
+        """Return the present of the virtual clock, for a later `call(..., since=)`."""
+        return self._runtime.told_clock(self._runtime.now_ns)
+
     def point(self) -> None:
         """Let others run here, if the scheduler says so."""
         self._runtime.point()
@@ -207,6 +211,7 @@ class Actor:
         value: Any = None,
         told: Callable[[Any], dict[str, Any]] = lambda _: {},
         refused: Any = None,
+        since: int | None = None,
     ) -> Any:
         """Call a function of the target as operation `f` of the history.
 
@@ -218,8 +223,10 @@ class Actor:
             value: what is asked, for the checkers.
             told: makes the fields of the completion from the answer.
             refused: what to return when the target refused, and changed nothing.
+            since: the `moment` at which it began, where that was before this call: one call of the
+                target may be two operations.
         """
-        name, number = self._begin(f, job, fence, value)
+        name, number = self._begin(f, job, fence, value, since)
         completion: dict[str, Any] = {"job": job, "fence": fence}
         try:
             answer = function()
@@ -266,13 +273,16 @@ class Actor:
             self._append(name, number, f, "ok", completion)
             self._life.operation = ""
 
-    def _begin(self, f: str, job: Any, fence: int | None, value: Any) -> tuple[str, int]:
+    def _begin(
+        self, f: str, job: Any, fence: int | None, value: Any, since: int | None = None
+    ) -> tuple[str, int]:
         """Record that an operation begins; return the process and the operation's number."""
         self._take_call()
         self._number += 1
         name = f"{self.name}~{self._deaths}" if self._deaths else self.name
         self._life.operation = f
-        self._append(name, self._number, f, "invoke", {"job": job, "fence": fence, "value": value})
+        fields = {"job": job, "fence": fence, "value": value}
+        self._append(name, self._number, f, "invoke", fields, since)
         return name, self._number
 
     def _met(self, error: Exception, name: str, number: int, f: str) -> bool:
@@ -300,7 +310,15 @@ class Actor:
         answer = self.call(f, function, job=facts.job, fence=facts.fence, refused=False)
         return True if answer is None else answer
 
-    def _append(self, process: str, n: int, f: str, kind: str, fields: dict[str, Any]) -> None:
+    def _append(
+        self,
+        process: str,
+        n: int,
+        f: str,
+        kind: str,
+        fields: dict[str, Any],
+        since: int | None = None,
+    ) -> None:
         runtime, life = self._runtime, self._life
         record = {"pid": life.pid, "process": process, "n": n, "f": f, "type": kind}
         for name, value in fields.items():
@@ -311,7 +329,8 @@ class Actor:
         here = runtime.current
         if here is not life and here is not None:
             record["thread"] = here.name  # One process may have one operation open in each thread.
-        runtime.record(self._file, record, BEGINS if kind == "invoke" else ENDS)
+        moment = BEGINS if kind == "invoke" else ENDS
+        runtime.record(self._file, record, moment, since=since)
         if runtime.keeps_trace:
             shown = {name: value for name, value in fields.items() if value is not None}
             runtime.note(kind, f, shown or None)

@@ -101,12 +101,13 @@ COMPLETING: Final = Scenario(
 def _work_in_batch(me: Actor) -> None:
     """Claim two jobs at once, and finish them at once: a batch is one transaction."""
     leases: list[Any] = []
+    since = me.moment()
     with me.during("claim") as completion:
         leases = me.client.claim_many(2)
         if leases:
             completion |= claimed(leases[0])
     for lease in leases[1:]:
-        me.call("claim", partial(_same, lease), told=claimed)
+        me.call("claim", partial(_same, lease), told=claimed, since=since)
     for lease in leases:
         me.play(lease)
     for lease in leases:
@@ -151,10 +152,11 @@ def _ack_and_claim(me: Actor) -> None:
         return
     me.play(lease)
     facts, following = facts_of(lease), None
+    since = me.moment()  # The next lease runs from here on, for both are one transaction.
     with me.during("ack", job=facts.job, fence=facts.fence):
         following = me.client.ack_and_claim(lease)
     if following is not None:
-        me.call("claim", lambda: following, told=claimed)
+        me.call("claim", lambda: following, told=claimed, since=since)
         me.play(following)
         me.ack(following)
 
