@@ -116,7 +116,7 @@ class Stand:
         """Run one job with this handler and return what became of it."""
         self.handlers("k", timeout=timeout)(function)
         job_id = self.queue.enqueue("k", {"n": 1}, **{"retry": "fixed:100"} | options)
-        self.run(overdue_grace=0.02)
+        self.run()
         return self.job(job_id)
 
 
