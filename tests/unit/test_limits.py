@@ -155,6 +155,20 @@ def check_that_waiting_holds_nothing(stand: Stand) -> None:
     assert stand.sql("SELECT running FROM limit_resource") == [(2,)]
 
 
+def test_a_damaged_row_that_is_put_aside_takes_no_slot_and_no_token(stand: Stand) -> None:
+    stand.limits.set("shop", running=1, rate=1, burst=1)
+    damaged, sound = stand.put("shop"), stand.put("shop")
+    with closing(sqlite3.connect(stand.path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA ignore_check_constraints = ON")
+        connection.execute("UPDATE job SET deliveries = 500, fence = 500 WHERE id = ?", (damaged,))
+
+    assert stand.take().job.id == sound
+    found = stand.queue.get(damaged)
+    assert found is not None
+    assert (found.state, found.error_class) == ("held", "RowDamaged")
+    assert stand.sql("SELECT running FROM limit_resource") == [(1,)]
+
+
 def test_a_kind_without_a_limit_goes_on_beside_a_full_one(stand: Stand) -> None:
     stand.limits.set("shop", running=1)
     stand.put("shop", 2)
