@@ -8,13 +8,13 @@ rest.
 from typing import Final
 
 from killproof_chaos.sim.scenario import Scenario
-from killproof_chaos.sim.scenarios import core, dispatcher, limits, workflow
+from killproof_chaos.sim.scenarios import core, dispatcher, limits, schedule, workflow
 from killproof_chaos.sim.scenarios.core import CLAIM, COMPLETING, STALE_ACK, UNIQUE_KEY
 
 __all__ = ["CLAIM", "COMPLETING", "SCENARIOS", "STALE_ACK", "UNIQUE_KEY"]
 
 SCENARIOS: Final[dict[str, Scenario]] = {
     scenario.name: scenario
-    for module in (core, limits, workflow, dispatcher)
+    for module in (core, limits, workflow, schedule, dispatcher)
     for scenario in module.SCENARIOS
 }
