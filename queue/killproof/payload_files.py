@@ -89,12 +89,16 @@ class Folder:
             except FileNotFoundError:
                 continue  # A collection was faster than our lock, or somebody removed the folder.
             except OSError as error:
-                text = f"{error.filename or self.path}: {error.strerror}"
-                if error.errno in REFUSALS:
-                    raise FileRefused(f"{text}: check the folder and its rights") from error
-                raise StorageFull(f"{text}: nothing was changed; see to the disk") from error
+                raise self._known(error) from error
             return found
         raise FileRefused(f"{self.path}: files vanish from it while they are written")
+
+    def _known(self, error: OSError) -> KillproofError:
+        """Return what an error of the disk or of the rights means."""
+        text = f"{error.filename or self.path}: {error.strerror}"
+        if error.errno in REFUSALS:
+            return FileRefused(f"{text}: check the folder and its rights")
+        return StorageFull(f"{text}: nothing was changed; see to the disk")
 
     def _make(self) -> None:
         try:
@@ -211,6 +215,8 @@ class Folder:
             return sorted(os.listdir(self.path))
         except FileNotFoundError:
             return []
+        except OSError as error:
+            raise self._known(error) from error
 
     def drop(self, name: str) -> Path | None:
         """Take a file's name away, which is quick; return what `remove` then removes."""
@@ -219,6 +225,8 @@ class Folder:
             os.rename(self.path / name, dropped)
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise self._known(error) from error
         return dropped
 
     def remove_leavings(self, name: str) -> int:
@@ -236,18 +244,15 @@ class Folder:
                 return _removed(path)
         except (BlockingIOError, FileNotFoundError):
             return 0  # Its writer lives, or has just ended.
+        except OSError as error:
+            raise self._known(error) from error
         return 0
 
     @contextmanager
     def alone(self) -> Iterator[bool]:
         """Hold the lock of the collection for the block; False: somebody collects or copies."""
         with self._lock_file() as descriptor:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-                return
-            yield True
+            yield self._is_locked(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     @contextmanager
     def kept(self) -> Iterator[None]:
@@ -259,12 +264,24 @@ class Folder:
             yield
             return
         with self._lock_file() as descriptor:
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            self._is_locked(descriptor, fcntl.LOCK_SH)
             yield
+
+    def _is_locked(self, descriptor: int, how: int) -> bool:
+        try:
+            fcntl.flock(descriptor, how)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise self._known(error) from error
+        return True
 
     @contextmanager
     def _lock_file(self) -> Iterator[int]:
-        descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise self._known(error) from error
         try:
             self._make_alike(descriptor)
             yield descriptor

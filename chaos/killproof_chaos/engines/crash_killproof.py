@@ -37,8 +37,12 @@ HELD: Final = "SELECT id FROM job WHERE state = 'held'"
 EXTRAS: Final = (
     ("effect", "SELECT count(*) FROM effect WHERE state = 'applied'"),
     ("chaos_note", "SELECT count(*) FROM chaos_note"),
-    # The use of a result is a commit of its own as well.
-    ("payload_use", "SELECT count(*) FROM payload_use WHERE fence = 0"),
+    # The use of a result is a commit of its own as well; and a collection, which takes several,
+    # only deletes what jobs have left behind.
+    (
+        "payload_use",
+        "SELECT count(*) FROM payload_use WHERE fence = 0 AND job_id IN (SELECT id FROM job)",
+    ),
     ("limit_resource", "SELECT count(*) + total(running) FROM limit_resource"),
     ("limit_gate", "SELECT count(*) FROM limit_gate WHERE rule = 'closed'"),
     ("workflow_run", "SELECT count(*) + total(state <> 'running') FROM workflow_run"),
