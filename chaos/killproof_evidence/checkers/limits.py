@@ -329,10 +329,37 @@ def _may_hold(evidence: Evidence, story: Story, claim: Operation, gap: Gap) -> b
     return not any(end is not None and end < gap.start for end in ends)
 
 
-def full_ns(evidence: Evidence) -> dict[str | None, list[tuple[int, int]]]:
-    """Return for each limited kind when no further job of it might start, monotonic ns."""
+class Full:
+    """When no further job of a kind might start, and how much of a span of time that is."""
+
+    def __init__(self) -> None:
+        """Begin with never."""
+        self._starts: list[int] = []  # Of intervals that do not overlap, in order.
+        self._ends: list[int] = []
+        self._before: list[int] = []  # How long all intervals before this one are together.
+
+    def add(self, start: int, end: int) -> None:
+        """Add an interval that comes after all others."""
+        before = self._before[-1] + self._ends[-1] - self._starts[-1] if self._starts else 0
+        self._starts.append(start)
+        self._ends.append(max(start, end))
+        self._before.append(before)
+
+    def within(self, start: int, end: int) -> int:
+        """Return how much of [start, end] it is, ns."""
+        return max(0, self._until(end) - self._until(start))
+
+    def _until(self, moment: int) -> int:
+        index = bisect_right(self._starts, moment) - 1
+        if index < 0:
+            return 0
+        return self._before[index] + min(moment, self._ends[index]) - self._starts[index]
+
+
+def full_times(evidence: Evidence) -> dict[str | None, Full]:
+    """Return for each limited kind when no further job of it might start."""
     limits = Limits(evidence.contract.parameters.get("limits"))
-    found: dict[str | None, list[tuple[int, int]]] = {kind: [] for kind in limits.kinds}
+    found: dict[str | None, Full] = {kind: Full() for kind in limits.kinds}
     since: dict[str, int] = {}
     for change in evidence.changes if limits.resources else ():
         limits.take(change)
@@ -341,7 +368,7 @@ def full_ns(evidence: Evidence) -> dict[str | None, list[tuple[int, int]]]:
             if full and kind not in since:
                 since[kind] = evidence.monotonic(change.t_ms)
             elif not full and kind in since:
-                found[kind].append((since.pop(kind), evidence.monotonic(change.t_ms)))
+                found[kind].add(since.pop(kind), evidence.monotonic(change.t_ms))
     for kind, start in since.items():
-        found[kind].append((start, evidence.t_last))
+        found[kind].add(start, evidence.t_last)
     return found

@@ -5,9 +5,7 @@ or while the supervisor was not watching. Where it was starved altogether, the j
 violated bound into `unknown`.
 """
 
-from collections.abc import Sequence
-
-from killproof_evidence.checkers.limits import Limits, full_ns
+from killproof_evidence.checkers.limits import Full, Limits, full_times
 from killproof_evidence.contract import TERMINAL
 from killproof_evidence.evidence import Evidence, Story, at, at_end, where
 from killproof_evidence.finding import Finding, Tally
@@ -124,10 +122,10 @@ def no_starvation(evidence: Evidence) -> Finding:
         return tally.finding("")
     bound_ms = evidence.contract.parameters.get("starve_ms", STARVE_MS_DEFAULT)
     longest = 0.0
-    limits, full = Limits(evidence.contract.parameters.get("limits")), full_ns(evidence)
+    limits, full = Limits(evidence.contract.parameters.get("limits")), full_times(evidence)
     for story in evidence.stories:
         kind = story.asked.get("kind")
-        waited = _wait_after(evidence, story, heal.t, full.get(kind, ()))
+        waited = _wait_after(evidence, story, heal.t, full.get(kind))
         # How long a rate keeps jobs waiting is for whoever enqueues more than it lets through.
         if waited is None or limits.has_rate(kind):
             continue
@@ -148,9 +146,7 @@ def no_starvation(evidence: Evidence) -> Finding:
     return tally.finding("no job waited for its first start after the heal")
 
 
-def _wait_after(
-    evidence: Evidence, story: Story, heal: int, full: Sequence[tuple[int, int]]
-) -> float | None:
+def _wait_after(evidence: Evidence, story: Story, heal: int, full: Full | None) -> float | None:
     """Return the wait for the first start that lies after the heal, ms; None: there was none.
 
     What it waited for a place below its limit does not count: `full` says when there was none.
@@ -168,5 +164,5 @@ def _wait_after(
         until = evidence.t_last
     if until <= since:
         return None
-    behind = sum(max(0, min(until, end) - max(since, start)) for start, end in full)
+    behind = 0 if full is None else full.within(since, until)
     return max(0, until - since - behind - evidence.stalled_ns(since, until)) / 1e6
