@@ -11,8 +11,7 @@ from killproof_chaos.sim.scenarios.core import work_once
 NAME: Final = "tick"
 EVERY_MS: Final = 3_600_000
 PREFIX: Final = f"schedule:{NAME}:"
-#: Until the slot has come.
-WAIT_SECONDS: Final = 0.01
+SLOT: Final = "SELECT anchor_ms FROM job_schedule"
 
 
 def _due_at_once(me: Actor) -> None:
@@ -23,14 +22,14 @@ def _due_at_once(me: Actor) -> None:
     Schedules(me.client).every(
         NAME, EVERY_MS / 1_000, "report", payload, first=slot_ms / 1_000, missed="all"
     )
-    me.sleep(WAIT_SECONDS)
 
 
 def _fire(me: Actor) -> None:
-    """Do what the thread of every worker does."""
+    """Do what the thread of every worker does, a millisecond after the slot was made."""
     from killproof.schedule import fire_due
 
-    fire_due(me.client)
+    ((slot_ms,),) = me.client.database.peek(SLOT)
+    fire_due(me.client, slot_ms)
 
 
 def _fire_then_work(me: Actor) -> None:
