@@ -153,6 +153,7 @@ class Dispatcher:
         self._overdue_grace_ns = round(overdue_grace * 1e9)
         self._roster = self._new_roster(overdue_grace)
         self._watch = LoopWatch(self._clock)
+        self._pulse: Pulse | None = None
         self._outbox = Outbox(self._write)
         self._settler = Settler(queue, self._clock, self._journal, is_forced=lambda: self._forced)
         self._chores = Chores(queue, self._kinds, self._clock, self._journal)
@@ -303,7 +304,7 @@ class Dispatcher:
         failed = self._on_storage_failed
         with ExitStack() as threads:
             if self._heart == "thread":
-                threads.enter_context(Pulse(self._beat, self._clock))
+                self._pulse = threads.enter_context(Pulse(self._beat, self._clock))
                 threads.enter_context(Firing(self._queue, on_storage_failed=failed))
             if self._panel is not None:
                 showing = Showing(
@@ -421,6 +422,8 @@ class Dispatcher:
         run = Run(handler, tenure, self._ground)
         self._runs[tenure] = run
         self._roster.add(tenure)
+        if self._pulse is not None:
+            self._pulse.wake_by(tenure.renew_at_ns)  # It may sleep past a short lease.
         return run
 
     async def _work(self, run: Run) -> None:
