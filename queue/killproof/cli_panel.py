@@ -5,6 +5,7 @@ On a terminal it is drawn in place, once a second; anywhere else it is a block o
 """
 
 import json
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -72,7 +73,7 @@ def shown(seconds: float | None = None, *, as_json: bool = False) -> Iterator[Pa
     """Give the panel that standard output can show."""
     if as_json:
         yield _Objects(BLOCK_SECONDS if seconds is None else seconds)
-    elif sys.stdout.isatty():
+    elif sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown"):
         with Drawn(LIVE_SECONDS if seconds is None else seconds) as panel:
             yield panel
     else:

@@ -210,6 +210,13 @@ def test_a_panel_in_a_pipe_is_plain_lines(run: Run) -> None:
     assert "\x1b" not in out
 
 
+def test_a_terminal_that_moves_no_cursor_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("TERM", "dumb")
+    with cli_panel.shown() as shown:
+        assert isinstance(shown, panel.Lines)
+
+
 def test_watching_ends_in_order_when_it_is_interrupted(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
