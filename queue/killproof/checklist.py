@@ -213,6 +213,8 @@ LATEST_USES: Final = """
       FROM payload_use JOIN payload_file USING (sha256)
      ORDER BY job_id DESC LIMIT :limit"""
 
+PAYLOAD_FILES: Final = "SELECT count(*) FROM payload_file"
+
 
 def _payloads(look: Look, queue: Queue) -> Iterator[Check]:
     """The file of each large payload must be there; whether it is whole takes longer to see."""
@@ -232,7 +234,12 @@ def _payloads(look: Look, queue: Queue) -> Iterator[Check]:
         )
         return
     text = f"the files of {count_of(len(uses), 'large payload')} are there; killproof payloads "
-    yield Check(name="payloads", status="ok", text=f"{text}check --whole reads them")
+    text += "check --whole reads them"
+    ((rows,),) = cast(list[tuple[int]], look.tx.rows(PAYLOAD_FILES))
+    spare = len([name for name in folder.names() if not name.startswith(".")]) - rows
+    if spare > 0:
+        text += f"; {count_of(spare, 'file')} without a job: killproof payloads collect"
+    yield Check(name="payloads", status="ok", text=text)
 
 
 HAS_SCHEDULES: Final = "SELECT 1 FROM killproof_schema WHERE component = 'schedule'"

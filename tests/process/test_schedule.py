@@ -16,7 +16,7 @@ from killproof import Queue
 from killproof.schedule import Schedules, key_of
 
 SECONDS_MAX = 30.0
-SLOTS = 100
+SLOTS = 60
 
 #: Fires slot after slot, as if a minute passed each time.
 RACER = """
@@ -77,7 +77,7 @@ def test_each_slot_has_one_job_whoever_fires_and_whoever_is_killed(
         Schedules(queue).every("ping", 60, "ping", first=first, missed="all")
         racer = ("-c", RACER, repr(first), str(SLOTS))
         racers = [start(*racer) for _ in range(3)]
-        for threshold in (20, 50, 80):
+        for threshold in (15, 35):
             until(lambda: queue.counts()["available"] >= threshold)  # noqa: B023 - called at once
             victim = chance.choice(racers)
             victim.kill()
@@ -99,7 +99,7 @@ def test_a_worker_fires_while_its_handler_runs_and_catches_up_after_a_stop(
     with Queue(place / "queue.db", durability="process") as queue:
         queue.enqueue("long", None)
         schedules = Schedules(queue)
-        schedules.every("ping", 0.1, "ping")
+        schedules.every("ping", 0.05, "ping")
         worker = start("-m", "killproof", "work", "jobs", "--log-level", "error")
         until(lambda: queue.counts()["leased"] == 1)
         fired = queue.counts()["available"]
@@ -108,7 +108,7 @@ def test_a_worker_fires_while_its_handler_runs_and_catches_up_after_a_stop(
         before = schedules.get("ping")
         assert before is not None
         assert before.next_ms is not None
-        until(lambda: time.time() * 1_000 > (before.next_ms or 0) + 1_000)
+        until(lambda: time.time() * 1_000 > (before.next_ms or 0) + 400)
         os.kill(worker.pid, signal.SIGCONT)
         until(lambda: (found := schedules.get("ping")) is not None and found.fired > before.fired)
         after = schedules.get("ping")
@@ -118,5 +118,5 @@ def test_a_worker_fires_while_its_handler_runs_and_catches_up_after_a_stop(
         assert worker.wait(SECONDS_MAX) == 0
         keys = [key for (key,) in queue.database.peek("SELECT key FROM job WHERE kind = 'ping'")]
 
-    assert after.missed >= before.missed + 8
+    assert after.missed >= before.missed + 6
     assert len(keys) == len(set(keys))

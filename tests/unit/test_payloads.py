@@ -94,6 +94,20 @@ def test_a_large_payload_is_in_a_file_and_a_small_one_in_its_row(
     assert len(contents(large)) == 1
 
 
+def test_a_database_may_have_any_name(place: Path) -> None:
+    (place / "a folder ü").mkdir()
+    with Queue(place / "a folder ü" / "queue 'é' %20.db", durability="process") as queue:
+        large = Payloads(queue)
+        number = large.enqueue("k", LARGE)
+        done = backup(queue, place / "a folder ü")
+        restore(done.path, place / "back ü.db")
+
+        assert large.payload(job_of(queue, number)) == LARGE
+        assert large.collect().files == 0
+    with Queue(place / "back ü.db") as other:
+        assert Payloads(other).check(whole=True).files == 1
+
+
 @pytest.mark.parametrize("size", [0, 3, 3 * payload_files.CHUNK_BYTES + 1])
 def test_bytes_and_the_content_of_a_file_come_back_as_bytes(
     queue: Queue, large: Payloads, place: Path, size: int
@@ -588,7 +602,9 @@ def test_the_commands_put_in_check_show_and_collect(run: Run, place: Path) -> No
     assert run("payloads", "check")[1] == "1 large payload there, 1.9 MiB in all\n"
     assert json.loads(run("payloads", "show", "1")[1]) == json.loads(text)
     assert json.loads(run("payloads", "collect", "--json")[1])["files"] == 0
-    assert "payloads" in run("doctor")[1]
+    (place / "queue.db.payloads" / ("0" * 64)).write_text("of nobody")
+    assert "1 file without a job: killproof payloads collect" in " ".join(run("doctor")[1].split())
+    assert run("payloads", "collect")[1] == "removed 1 file, 9 B\n"
     run("cancel", "1")
     assert "removed 1 large payload, 1.9 MiB" in run("prune", "--cancelled", "0s")[1]
     run("enqueue", "k", "-", "--large", stdin=text)
