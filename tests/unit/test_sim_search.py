@@ -30,7 +30,14 @@ from killproof_chaos.sim import (
     run_one,
 )
 from killproof_chaos.sim.runtime import Scheduler
-from killproof_chaos.sim.scenarios import CLAIM, COMPLETING, SCENARIOS, STALE_ACK, UNIQUE_KEY
+from killproof_chaos.sim.scenarios import (
+    CLAIM,
+    COMPLETING,
+    SCENARIOS,
+    STALE_ACK,
+    UNIQUE_KEY,
+    core,
+)
 from killproof_chaos.targets import load
 from killproof_chaos.workload import Job
 from killproof_evidence.judge import judge
@@ -111,8 +118,11 @@ def endings(stage: Stage, scheduler: Scheduler) -> tuple[dict[int, set[str]], in
 
 
 def one_fault_each() -> Iterator[tuple[str, Scenario, int]]:
-    """Yield every scenario of the harness without preemptions, one kind of fault at a time."""
-    for race in SCENARIOS.values():
+    """Yield scenarios of the harness without preemptions, one kind of fault at a time.
+
+    All of the queue's own calls, and of the capabilities the first in which somebody dies.
+    """
+    for race in (*core.SCENARIOS, SCENARIOS["mutex-lost"], SCENARIOS["diamond-lost"]):
         kinds = [name for name in ("crashes", "passes", "wall_steps") if getattr(race.faults, name)]
         for kind in kinds:
             yield "killproof", replace(race, faults=Faults(**{kind: 1})), 0
