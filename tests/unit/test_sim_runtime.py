@@ -101,8 +101,12 @@ def test_schedules_with_fewer_deviations_come_first() -> None:
     assert [log for log, _, _ in runs[:2]] == ["aaabbb", "bbbaaa"]
 
 
-def test_equal_states_are_explored_once_and_no_order_is_lost() -> None:
-    """What an actor here does depends on nothing, so states merge; the orders must not."""
+def test_equal_states_are_explored_once() -> None:
+    """What an actor here does depends on nothing it is told, so the states of many orders merge.
+
+    That no ending is lost where it does depend is shown by `test_sim_connection.py` and
+    `test_sim_search.py`.
+    """
     whole = list(play(new_runtime(), steppers(2), Dfs(99, prunes=False)))
     dfs = Dfs(99)
     pruned = list(play(new_runtime(), steppers(2), dfs))
@@ -433,7 +437,10 @@ def test_a_walk_takes_every_option_equally_often() -> None:
 
 
 def test_pct_finds_an_order_of_two_events_as_often_as_its_bound_promises() -> None:
-    """Depth 2: `b` right in the middle of `aaa`, at least 1 / (n * k) of the runs."""
+    """Depth 2: `b` right in the middle of `aaa`, in at least 1 / (n * k) of the runs.
+
+    k is 20 here though a run has 8 steps: the scheduler draws the moments of at least so many.
+    """
     runtime = new_runtime()
     runs = list(play(runtime, steppers(3), Pct(2, seed=5, runs=2_000)))
 

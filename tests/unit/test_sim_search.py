@@ -304,3 +304,15 @@ def test_an_assertion_that_fails_in_a_target_is_its_error_and_not_the_explorer_s
     )
 
     assert explore(load("minimal"), race, Dfs(0)).broken == {"error"}
+
+
+def test_a_stage_keeps_its_clock_when_another_of_the_same_queue_is_closed() -> None:
+    with Stage(load("minimal"), STALE_ACK) as stage:
+        alone = stage.play(Replay("9+"), keeps_trace=True)
+        with Stage(load("minimal"), STALE_ACK) as other:
+            other.play(Replay("9+"))
+        again = stage.play(Replay("9+"), keeps_trace=True)
+
+    assert alone is not None
+    assert again is not None
+    assert again.text() == alone.text()

@@ -48,7 +48,7 @@ class HostedMinimal:
     def __init__(self, queue: type[MinimalQueue], path: Path, host: Any) -> None:
         """Open the queue on this host; until it is closed its modules see the host's clock."""
         names = {base.__module__ for base in queue.__mro__ if issubclass(base, MinimalQueue)}
-        self._modules = [sys.modules[name] for name in sorted(names)]
+        self._modules, self._clock = [sys.modules[name] for name in sorted(names)], host.clock
         for module in self._modules:
             _enter(module, host.clock)
         module = sys.modules[MinimalQueue.__module__]
@@ -105,7 +105,7 @@ class HostedMinimal:
         """Close the connection, and give the modules their clock back."""
         self._queue.db.close()
         for module in self._modules:
-            _leave(module)
+            _leave(module, self._clock)
 
     def _settle(self, call: Callable[[], None]) -> None:
         try:
@@ -124,21 +124,22 @@ class _Driver:
         return getattr(sqlite3, name)
 
 
-#: Module -> how many open clients see the simulator's clock there instead of the module `time`.
-_hosted: dict[ModuleType, int] = {}
+#: Module -> the clocks of the open clients; it sees the last of them in place of the module `time`.
+_hosted: dict[ModuleType, list[Any]] = {}
 
 
 def _enter(module: ModuleType, clock: Any) -> None:
     if not hasattr(module, "time"):
         return
-    _hosted[module] = _hosted.get(module, 0) + 1
+    _hosted.setdefault(module, []).append(clock)
     setattr(module, "time", clock)  # noqa: B010 - as above
 
 
-def _leave(module: ModuleType) -> None:
+def _leave(module: ModuleType, clock: Any) -> None:
     if module not in _hosted:
         return
-    _hosted[module] -= 1
-    if not _hosted[module]:
+    _hosted[module].remove(clock)
+    left = _hosted[module]
+    setattr(module, "time", left[-1] if left else time)  # noqa: B010 - as above
+    if not left:
         del _hosted[module]
-        setattr(module, "time", time)  # noqa: B010 - as above
