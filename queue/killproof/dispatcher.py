@@ -46,6 +46,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
+from traceback import format_exception
 from types import FrameType
 from typing import Final, Literal, TypeVar
 
@@ -86,8 +87,10 @@ THREADS_DEFAULT: Final = 32
 CALLS: Final = 4
 #: While the kinds of plain handlers are not asked for, a thread that becomes free is seen so soon.
 POLL_SECONDS_SOME: Final = 0.05
-#: Names the threads that `asyncio.to_thread` uses under `serve`.
-THREADS_OF_HANDLERS: Final = "killproof-handlers"
+#: How the threads are called that `asyncio.to_thread` uses under `serve`.
+THREADS_OF_COROUTINES: Final = "killproof-handlers"
+#: And of all threads that run handlers' code.
+THREADS_OF_HANDLERS: Final = (THREADS_OF_COROUTINES, "killproof-plain")
 #: Between two rounds of the chores, whether there is work or not.
 CHORES_SECONDS: Final = 1.0
 
@@ -227,23 +230,24 @@ class Dispatcher:
         """
         with asyncio.Runner() as runner:
             loop = runner.get_loop()
-            threads = ThreadPoolExecutor(thread_name_prefix=THREADS_OF_HANDLERS)
+            threads = ThreadPoolExecutor(thread_name_prefix=THREADS_OF_COROUTINES)
             loop.set_default_executor(threads)
             work = loop.create_task(self.run())
             while not work.done():
                 try:
-                    loop.run_until_complete(work)
+                    loop.run_until_complete(asyncio.wait([work]))
                 except (SystemExit, KeyboardInterrupt) as error:
                     line = "a task of a handler raised %r through the event loop; going on"
                     self._journal.say(logging.ERROR, line, error)
-            work.result()
             threads.shutdown(wait=False, cancel_futures=True)
-            self._leave_threads_behind()
+            self._leave_threads_behind(work.exception())
+            work.result()
 
-    def _leave_threads_behind(self) -> None:
-        """End the process if a cancelled coroutine has left a thread that does not end.
+    def _leave_threads_behind(self, fault: BaseException | None) -> None:
+        """End the process if a handler has left a thread that does not end.
 
-        The interpreter would wait for it, for ever perhaps.  No job is held any more.
+        The interpreter would wait for it, for ever perhaps: a cancelled coroutine's, or, after a
+        fault of ours, that of a plain handler, whose job others take over meanwhile.
         """
         until_ns = self._clock.monotonic_ns() + self._overdue_grace_ns
         while left := [
@@ -252,7 +256,9 @@ class Dispatcher:
             if thread.name.startswith(THREADS_OF_HANDLERS)
         ]:
             if self._clock.monotonic_ns() >= until_ns:
-                self._journal.say(logging.CRITICAL, "leaving; threads still run: %s", left)
+                why = "" if fault is None else "".join(format_exception(fault))
+                line = "leaving; threads still run: %s\n%s"
+                self._journal.say(logging.CRITICAL, line, ", ".join(left), why)
                 self._leave(128 + self._signum if self._signum else EXIT_HANDLER_HUNG)
                 return
             self._clock.sleep(PAUSE_SECONDS_FIRST)

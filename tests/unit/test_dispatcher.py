@@ -735,6 +735,25 @@ def test_a_task_that_a_handler_left_behind_ends_no_other_job(
     assert "SystemExit(1) through the event loop" in caplog.text
 
 
+def test_a_fault_of_our_own_ends_the_process_although_a_plain_handler_runs(
+    stand: Stand, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Others take its job over; the interpreter would wait for the handler, and then leave."""
+
+    @stand.handlers("k")
+    def handler(context: Context) -> None:
+        stand.queue.troubles["claim"] = [RuntimeError("a fault")]
+        left.wait(10)
+
+    stand.queue.enqueue("k", None)
+    left = leaving(stand)
+    with pytest.raises(RuntimeError, match="a fault"):
+        stand.dispatcher.serve()
+
+    assert stand.statuses == [EXIT_HANDLER_HUNG]
+    assert "RuntimeError: a fault" in caplog.text
+
+
 # A queue that does not answer.
 
 
