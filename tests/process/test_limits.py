@@ -66,9 +66,6 @@ with Queue("queue.db") as queue:
 """
 
 
-STARTS = "SELECT claimed_ms FROM job ORDER BY claimed_ms"
-
-
 @pytest.fixture
 def queue(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Queue]:
     monkeypatch.chdir(place)
@@ -180,25 +177,6 @@ def test_three_workers_are_banned_unless_they_share_what_one_was_told(
     if shared:
         assert [limit.name for limit in Limits(queue).list()] == ["ask"]
         assert server.asked >= 9  # It did say 429.
-
-
-def test_a_rate_is_kept_over_all_workers_so_that_nobody_is_told_to_wait(
-    queue: Queue, api: tuple[Api, str]
-) -> None:
-    """Covers S1.1, S1.4."""
-    server, url = api
-    server.ALLOWED = 99
-    Limits(queue).set("ask", rate=20, burst=2)
-    for _ in range(8):
-        queue.enqueue("ask", {"url": url, "shared": True})
-
-    with crew():
-        wait_until(lambda: queue.counts()["succeeded"] == 8)
-
-    starts = [int(str(row[0])) for row in queue.database.peek(STARTS)]
-    gaps = [starts[n + 2] - starts[n] for n in range(6)]
-    # Two at once, and then one in 50 ms; a claim reads its two clocks some milliseconds apart.
-    assert min(gaps) >= 35
 
 
 def test_kills_leave_no_slot_taken_and_let_nobody_in_beside_a_holder(queue: Queue) -> None:

@@ -227,7 +227,7 @@ def play(examples: int, steps: int) -> None:
 
 def test_whatever_happens_limits_are_kept_and_used_and_nothing_is_left_shut() -> None:
     """Covers S1.5, S1.11, S1.39. F13."""
-    play(examples=10, steps=25)
+    play(examples=8, steps=25)
 
 
 @pytest.mark.parametrize(
@@ -244,4 +244,4 @@ def test_a_trigger_that_forgets_something_is_found_by_the_machine(
     assert text in script
     monkeypatch.setattr(limits, "script", lambda: script.replace(text, instead))
     with pytest.raises(AssertionError):
-        play(examples=10, steps=25)
+        play(examples=12, steps=25)
