@@ -71,7 +71,6 @@ from killproof.worker import (
     OVERDUE_GRACE_SECONDS_DEFAULT,
     PAUSE_SECONDS_FIRST,
     PAUSE_SECONDS_MAX,
-    POLL_SECONDS_DEFAULT,
     STILL_SECONDS_MAX,
 )
 
@@ -79,12 +78,14 @@ from killproof.worker import (
 SLOTS_DEFAULT: Final = 3
 #: Each job holds memory and a lease; a second process is the better answer to more.
 SLOTS_MAX: Final = 10_000
-#: Jobs that one claim takes: its handlers all begin in one turn of the loop, about 5 ms.
-CLAIMS_MAX: Final = 50
+#: Jobs that one claim takes: its handlers all begin in one turn of the loop, 3 to 5 ms.
+CLAIMS_MAX: Final = 25
 #: Plain handlers at once, unless told otherwise: each has a thread, a connection, and its files.
 THREADS_DEFAULT: Final = 32
 #: Threads for what coroutines ask of the file.
 CALLS: Final = 4
+#: How long a stop may go unnoticed while idle; a job that becomes due is noticed far sooner.
+POLL_SECONDS: Final = 0.1
 #: While the kinds of plain handlers are not asked for, a thread that becomes free is seen so soon.
 POLL_SECONDS_SOME: Final = 0.05
 #: How the threads are called that `asyncio.to_thread` uses under `serve`.
@@ -111,7 +112,7 @@ class Dispatcher:
         panel: Panel | None = None,
         *,
         threads: int | None = None,
-        poll: float = POLL_SECONDS_DEFAULT,
+        poll: float = POLL_SECONDS,
         overdue_grace: float = OVERDUE_GRACE_SECONDS_DEFAULT,
         logger: logging.Logger | None = None,
         clock: Clock | None = None,
