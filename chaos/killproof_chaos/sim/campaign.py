@@ -21,16 +21,18 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from multiprocessing.util import Finalize
 from typing import Any, Final
 
 from killproof_chaos import targets
 from killproof_chaos.engines.crew import EngineFailed
-from killproof_chaos.sim.explore import Budget, Exploration, explore, run_one
+from killproof_chaos.sim.explore import Budget, Exploration, explore_stage, run_one
 from killproof_chaos.sim.runtime import Runtime, Unrepeatable
 from killproof_chaos.sim.scenario import Actor, Scenario
 from killproof_chaos.sim.scenarios import SCENARIOS
 from killproof_chaos.sim.schedulers import Dfs, Pct, Walk, token_of
 from killproof_chaos.sim.shrink import Shrunk, shrink
+from killproof_chaos.sim.stage import Stage
 from killproof_evidence.finding import PASS, UNKNOWN, VIOLATED
 
 #: Seconds between two looks at tasks that run in other processes.
@@ -308,11 +310,8 @@ def perform(task: Task, board: Board) -> Answer:
     """
     scheduler = _scheduler(task, board)
     started = time.process_time()
-    scenario = scenario_of(task.scenario, task.crashes)
     try:
-        found = explore(
-            targets.load(task.target), scenario, scheduler, budget=Budget(seconds=task.seconds)
-        )
+        found = explore_stage(_stage_of(task), scheduler, budget=Budget(seconds=task.seconds))
     except Unrepeatable as error:
         raise EngineFailed(
             f"{task.scenario}: {error}; does the target read a clock, draw a number or start a "
@@ -329,6 +328,29 @@ def perform(task: Task, board: Board) -> Answer:
         schedules=frozenset(scheduler.seen) if not isinstance(scheduler, Dfs) else frozenset(),
         cpu_seconds=time.process_time() - started,
     )
+
+
+#: The stage that was played last in this process, and what it is a stage of: the next bound of the
+#: scenario has most of its endings in common with the last, and each is judged once.
+_stage: tuple[tuple[str, str, int | None], Stage] | None = None
+
+
+def _stage_of(task: Task) -> Stage:
+    """Return a stage for a task; it stays open until one of another scenario is asked for."""
+    global _stage
+    name = (task.target, task.scenario, task.crashes)
+    if _stage is None or _stage[0] != name:
+        _close_stage()
+        scenario = scenario_of(task.scenario, task.crashes)
+        _stage = name, Stage(targets.load(task.target), scenario)
+    return _stage[1]
+
+
+def _close_stage() -> None:
+    global _stage
+    if _stage is not None:
+        _stage[1].close()
+        _stage = None
 
 
 class _Dfs(Dfs):
@@ -381,6 +403,8 @@ def _answers(
         yield from _performed(options, plan, board)
     except BrokenProcessPool:
         raise EngineFailed("a process that explored was killed; is there enough memory?") from None
+    finally:
+        _close_stage()
 
 
 def _performed(options: Options, plan: "_Plan", board: Board) -> Iterator[Answer]:
@@ -512,6 +536,7 @@ def _begin(board: Board) -> None:
     global _board
     _board = board
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Finalize(None, _close_stage, exitpriority=1)  # A child of multiprocessing runs no `atexit`.
 
 
 def _perform(task: Task) -> Answer:

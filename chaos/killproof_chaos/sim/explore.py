@@ -93,7 +93,7 @@ def explore(
 def explore_stage(stage: Stage, scheduler: Scheduler, *, budget: Budget) -> Exploration:
     """Explore on a stage that is set up already, and stays so."""
     found = Exploration(target=stage.target.name, scenario=stage.scenario.name)
-    known, unknown = stage.distinct, dict[str, str]()
+    unknown, evidence = dict[str, str](), set[int]()
     kinds: set[frozenset[str]] = set()
     stage.runtime.sqlite_ns = 0
     start = perf_counter()
@@ -108,6 +108,7 @@ def explore_stage(stage: Stage, scheduler: Scheduler, *, budget: Budget) -> Expl
                 found.pruned += 1
                 continue
             found.schedules += 1
+            evidence.add(outcome.evidence)
             found.hung += outcome.stopped in ("hung", "steps")
             found.passed |= outcome.verdict.passed
             unknown |= outcome.verdict.unknown
@@ -115,7 +116,7 @@ def explore_stage(stage: Stage, scheduler: Scheduler, *, budget: Budget) -> Expl
                 _keep(found, stage, outcome, kinds)
     found.seconds = perf_counter() - start
     found.sqlite_seconds = stage.runtime.sqlite_ns / 1e9
-    found.distinct = stage.distinct - known
+    found.distinct = len(evidence)
     found.unknown = {n: why for n, why in unknown.items() if n not in found.passed | found.broken}
     if isinstance(scheduler, Dfs):
         found.states = scheduler.states

@@ -162,11 +162,6 @@ class Stage:
             self._database.close()
         shutil.rmtree(self.place, ignore_errors=True)
 
-    @property
-    def distinct(self) -> int:
-        """How many different pieces of evidence were judged."""
-        return len(self._verdicts)
-
     def play(self, scheduler: Scheduler, *, keeps_trace: bool = False) -> Outcome | None:
         """Play one schedule and judge it; None: the scheduler has none left.
 
