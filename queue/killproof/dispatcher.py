@@ -334,6 +334,7 @@ class Dispatcher:
                 job = asyncio.create_task(self._work(self._admit(lease)))
                 self._jobs.add(job)
                 job.add_done_callback(self._on_job_done)
+            self._fresh = []
             self._raise_fault()
         while self._jobs:
             await self._wait_for_change()

@@ -633,6 +633,24 @@ def test_who_blocks_the_loop_is_blamed_and_nobody_whose_limit_passed_because_of_
     assert "left.wait(10)" in caplog.text
 
 
+def test_a_job_that_was_claimed_while_the_loop_was_blocked_is_given_back_and_not_claimed_again(
+    stand: Stand,
+) -> None:
+    """Held by a process that leaves it would count as crashed."""
+    stand.handlers("k")(raising(AssertionError("started")))
+    (hung,) = claimed(stand, 1)
+    waiting = stand.queue.enqueue("k", None)
+    dispatcher = stand.make()
+    (fresh,) = dispatcher._claim_many(1, ("k",))
+    dispatcher._on_overdue({hung: "timeout"})
+
+    job = stand.job(waiting)
+    assert fresh.job.id == waiting
+    assert (job.state, job.attempt, outcomes(job)) == ("available", 0, ["released"])
+    assert stand.statuses == [EXIT_HANDLER_HUNG]
+    assert dispatcher._claim_many(1, ("k",)) == []
+
+
 # Stopping.
 
 
