@@ -199,7 +199,7 @@ LEAN = settings(
     phases=(Phase.generate, Phase.shrink),
 )
 #: What a control finds need not be the smallest.
-CONTROL = settings(LEAN, phases=(Phase.generate,), report_multiple_bugs=False)
+CONTROL = settings(LEAN, max_examples=300, phases=(Phase.generate,), report_multiple_bugs=False)
 
 
 def test_no_sequence_breaks_what_a_run_promises() -> None:
