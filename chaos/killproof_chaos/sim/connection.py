@@ -50,7 +50,6 @@ _WORDS: Final = {
     "RELEASE": SAVEPOINT,
     "PRAGMA": PRAGMA,
 }
-_kinds: dict[str, int] = {}  #: of the statements that were met
 #: What may stand before the first word of a statement.
 _BEFORE: Final = re.compile(r"(?:[\s;]|--[^\n]*(?:\n|$)|/\*.*?\*/)*", re.DOTALL)
 #: A WITH that changes something; what only looks like it costs nothing.
@@ -289,9 +288,7 @@ class Connection(sqlite3.Connection):
             sqlite3.Error: as SQLite says.
         """
         runtime = self.runtime
-        kind = _kinds.get(sql)
-        if kind is None:
-            kind = _kinds[sql] = _kind(sql)
+        kind = _kinds[sql]
         if cursor.kept is not None:
             cursor.kept = None
         if runtime.quiet:
@@ -539,6 +536,17 @@ def _kind(text: str) -> int:
     if first == "WITH" and _CHANGES.search(sql):
         return WRITE
     return _WORDS.get(first, OTHER)
+
+
+class _Kinds(dict[str, int]):
+    """The kinds of the statements that were met."""
+
+    def __missing__(self, sql: str) -> int:
+        kind = self[sql] = _kind(sql)
+        return kind
+
+
+_kinds: Final = _Kinds()
 
 
 def _statements(script: str) -> Iterator[str]:

@@ -385,7 +385,7 @@ class Stage:
         """Return the states, in the contract's words, of jobs that have not ended."""
         mapping = self.target.audit
         if mapping.state.isidentifier():
-            query = f'SELECT DISTINCT "{mapping.state}" FROM "{mapping.table}"'  # noqa: S608 - as given
+            query = f'SELECT DISTINCT "{mapping.state}" FROM "{mapping.table}"'  # noqa: S608 - ours
             found = {mapping.states.get(row[0], row[0]) for row in self.database.execute(query)}
         else:
             found = {row["state"] for row in self._rows()}
