@@ -93,8 +93,8 @@ class Stage:
         Args:
             target: at level 2, with an audit mapping.
             scenario: the race.
-            remembers: whether what follows the end of a schedule (its heal phase and its verdict)
-                is done once for schedules that end alike.
+            remembers: whether the heal phase is played once for schedules that end alike. The file
+                and the records are then those of the end, not of the heal phase.
 
         Raises:
             ValueError: the target can not be simulated; the message says what it lacks.
@@ -326,7 +326,7 @@ class Stage:
         key = hash((runtime.order, runtime.commits, self._stalled))
         if is_private and self._ends.setdefault(end, key) != key:
             raise Unrepeatable("schedules that ended alike were healed to different ends")
-        verdict = self._verdicts.get(key) if self._remembers else None
+        verdict = self._verdicts.get(key)
         if verdict is None:
             verdict = self._verdicts[key] = self._judge()
         return verdict, key
