@@ -191,7 +191,7 @@ class WorkflowMachine(RuleBasedStateMachine):
 
 
 LEAN = settings(
-    max_examples=25,
+    max_examples=15,
     stateful_step_count=25,
     deadline=None,
     derandomize=True,
