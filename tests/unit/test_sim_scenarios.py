@@ -6,7 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from killproof_chaos.sim import Actor, Budget, Dfs, Faults, Scenario, Stage, Walk, explore, run_one
+from killproof_chaos.sim import (
+    Actor,
+    Budget,
+    Dfs,
+    Faults,
+    Replay,
+    Scenario,
+    Stage,
+    Walk,
+    explore,
+    run_one,
+)
 from killproof_chaos.sim.campaign import Options, chosen
 from killproof_chaos.sim.scenarios import CLAIM, SCENARIOS, limits
 from killproof_chaos.targets import load
@@ -26,6 +37,16 @@ def test_a_limit_is_kept_in_every_order_and_seen_to_break_where_nobody_has_set_i
     assert (kept.exhausted, kept.broken) == (True, set())
     assert "P22" in kept.passed
     assert unset.broken == {"P22"}
+
+
+def test_a_claim_that_died_unheard_has_its_token_from_when_it_began() -> None:
+    """It read its clock, a second passed, it committed and died: by its own clock that was long."""
+    race = replace(SCENARIOS["rate"], faults=Faults(crashes=1, passes=1))
+    verdict = run_one(load("killproof"), race, Replay("8+,11A")).verdict
+
+    assert verdict is not None
+    assert verdict.violations == ()
+    assert "P22" in verdict.passed
 
 
 def test_a_target_without_a_capability_is_not_asked_for_it() -> None:

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from killproof_evidence.checkers.leases import DOUBT_NS
-from killproof_evidence.evidence import Change, Evidence, Story, at, at_end
+from killproof_evidence.evidence import FOREVER, Change, Evidence, Story, at, at_end
 from killproof_evidence.finding import Finding, Tally
 from killproof_evidence.history import Operation
 
@@ -199,7 +199,11 @@ def _check_rate(evidence: Evidence, tally: Tally, resource: Resource) -> None:
 
 def _starts(evidence: Evidence, resource: Resource) -> Iterator[tuple[Change, int, int]]:
     """Yield the starts of a resource, with the earliest and the latest time each may have been."""
-    slack = max((op.t_end - op.t for op in evidence.history.operations if op.t_end), default=0)
+    operations = evidence.history.operations
+    slack = max((op.t_end - op.t for op in operations if op.t_end), default=0)
+    # Who died in a claim may have been in it for longer than anybody who lived to tell.
+    deaths = {pid: fault.t for pid, fault in evidence.killed.items()}
+    untold = [(op.t, deaths.get(op.pid, FOREVER)) for op in operations if op.t_end is None]
     for change in evidence.changes:
         if not change.takes or change.kind not in resource.kinds:
             continue
@@ -208,7 +212,8 @@ def _starts(evidence: Evidence, resource: Resource) -> Iterator[tuple[Change, in
             yield change, claim.t, claim.t_end
         else:
             moment = evidence.monotonic(change.t_ms)
-            yield change, moment - slack - DOUBT_NS, moment + DOUBT_NS
+            since = (t for t, end in untold if t <= moment + DOUBT_NS and moment - DOUBT_NS <= end)
+            yield change, min([moment - slack - DOUBT_NS, *since]), moment + DOUBT_NS
 
 
 def _claims(*changes: Change) -> Iterator[Operation]:
