@@ -151,8 +151,8 @@ report-power-cut: ## Power cuts of several queues, side by side: reports/power-c
 
 SIM = $(BIN)/killproof chaos sim
 SCHEDULES = killproof-store/schedules
-# How long a scenario may take, and the two others: all of it takes about ten minutes.
-SWEEP ?= 10m
+# How long a scenario may take, and the two others: all of it takes about twelve minutes.
+SWEEP ?= 3m
 SWEEP_MINIMAL ?= 90s
 SWEEP_RANDOM ?= 5m
 # A run that is there already is not made again: an interrupted sweep goes on where it was.

@@ -1,6 +1,7 @@
 """Asyncio under the simulator: virtual time, executors as lives of their own, deaths."""
 
 import asyncio
+import contextlib
 import sys
 from dataclasses import replace
 from typing import Any
@@ -222,3 +223,22 @@ def test_a_process_can_die_between_the_commit_of_its_thread_and_its_hearing_of_i
 
     assert ends(Dfs(0)) == whole
     assert {"([('leased',)], 'invoke', True)", "([('succeeded',)], 'invoke', True)"} <= whole
+
+
+def test_a_loop_waits_for_the_threads_of_callers_that_were_cancelled() -> None:
+    ended: list[str] = []
+
+    async def leave(me: Actor) -> None:
+        def thread() -> None:
+            me.sleep(2.0)
+            ended.append("the thread")
+
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.to_thread(thread), timeout=1.0)
+        ended.append("its caller")
+
+    race = Scenario(name="leaves", text="one leaves a thread behind", actors={"a": leave})
+    outcome = run_one(load("minimal"), race)
+
+    assert (outcome.is_violation, outcome.stopped) == (False, "")
+    assert ended == ["its caller", "the thread"]

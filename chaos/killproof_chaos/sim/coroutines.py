@@ -46,6 +46,8 @@ class Loop(asyncio.BaseEventLoop):
         #: Whatever may end with an exception. Held until the loop ends: what is collected before
         #: complains at some moment of the collector's, and what is collected after, to nobody.
         self.futures: list[asyncio.Future[Any]] = []
+        #: One for each thread, done when it has ended, whatever became of its caller.
+        self.threads: list[asyncio.Future[None]] = []
         self.set_task_factory(_task)  # type: ignore[arg-type]  # It names no options.
         self.set_exception_handler(_complain)
 
@@ -66,17 +68,21 @@ class Loop(asyncio.BaseEventLoop):
         """Run the function as a life of its own; the executor's width is not simulated."""
         future: asyncio.Future[Any] = self.create_future()
         self.futures.append(future)
+        ended: asyncio.Future[None] = self.create_future()
+        self.threads.append(ended)
 
         def body() -> None:
+            settle: Callable[[asyncio.Future[Any], Any], None] = _answer
             try:
                 answer = func(*args)
             except (Crashed, GreenletExit):
                 raise
             except BaseException as error:
                 # Whatever it is belongs to whoever awaits it.
-                self.call_soon_threadsafe(_fail, future, error)
-            else:
-                self.call_soon_threadsafe(_answer, future, answer)
+                settle, answer = _fail, error
+            if not self.is_closed():  # Else nobody awaits it, as with asyncio's own.
+                self.call_soon_threadsafe(settle, future, answer)
+                self.call_soon_threadsafe(_answer, ended, None)
 
         self._runtime.spawn(body)
         return future
@@ -96,8 +102,8 @@ def run(runtime: Runtime, main: Coroutine[Any, Any, Any]) -> None:
         tasks = asyncio.all_tasks(loop)
         for task in tasks:
             task.cancel()
-        # Threads go on to their end, as `asyncio.run` lets them.
-        left = [future for future in loop.futures if not future.done() and future not in tasks]
+        # Threads go on to their end, as `asyncio.run` lets them, though their callers may be gone.
+        left = [thread for thread in loop.threads if not thread.done()]
         if tasks or left:
             loop.run_until_complete(asyncio.wait([*tasks, *left]))
         for future in loop.futures:
