@@ -1,6 +1,7 @@
 """The runtime of the simulator on actors without a database: choices, time, faults, schedulers."""
 
 import asyncio
+import contextvars
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -459,3 +460,20 @@ def test_random_schedules_are_the_same_for_the_same_seed_alone() -> None:
     for scheduler in (Pct, Walk):
         assert logs(7, scheduler) == logs(7, scheduler)
         assert logs(7, scheduler) != logs(8, scheduler)
+
+
+def test_what_an_actor_keeps_in_a_context_variable_ends_with_its_run() -> None:
+    variable: contextvars.ContextVar[int] = contextvars.ContextVar("variable", default=0)
+    seen: list[int] = []
+
+    def keep() -> None:
+        seen.append(variable.get())
+        variable.set(7)
+
+    runtime = new_runtime(actors=1)
+    for _ in range(3):
+        runtime.reset()
+        runtime.run([keep], Replay())
+
+    assert seen == [0, 0, 0]
+    assert variable.get() == 0

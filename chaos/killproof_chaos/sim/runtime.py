@@ -673,9 +673,8 @@ class Runtime:
             life.greenlet = greenlet(partial(self._live, life), parent=self.main)
         else:
             life.greenlet.parent = self.main
-            life.greenlet.gr_context = (
-                None  # What a run has kept in context variables ends with it.
-            )
+            # What a run has kept in context variables ends with it.
+            life.greenlet.gr_context = None
 
     def _live(self, life: Life) -> None:
         """Do what a life is there for; that of a root goes on to do it in the next run."""
