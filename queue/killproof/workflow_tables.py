@@ -20,7 +20,9 @@ does not know, and a crash leaves either both or none.
   whole graph (a chain of a thousand steps is no recursion of triggers).
 - `workflow_run_checked`: when no step of the run is open any more, the run's state follows, and the
   next compensation is enqueued: one at a time, in the reverse order of the successes.
-- `workflow_step_back`: a replay opens the run again.
+- `workflow_step_back`: a replay opens the run again, as if it had never been called off, and takes
+  a deadline that has passed away; one that has not still counts.  Without a replay, nothing comes
+  back after the deadline, though what it needs was running then and has succeeded since.
 - `workflow_step_guard`: nobody, by whatever command, lets a step go before its needs have
   succeeded, nor one that was undone: such a row is passed over.
 - `workflow_step_kept`: a step's job is deleted together with its run only.
@@ -137,9 +139,13 @@ CREATE: Final[tuple[LiteralString, ...]] = (
                finished_ms = NULL, updated_ms = NEW.updated_ms
          WHERE NEW.state = 'succeeded'
            AND +state IN ('blocked', 'cancelled', 'expired')
-           AND id IN (SELECT job_id FROM workflow_need JOIN workflow_step USING (job_id)
+           AND id IN (SELECT job_id FROM workflow_need JOIN workflow_step AS step USING (job_id)
+                        JOIN workflow_run AS run ON run.id = step.run_id
                        WHERE needs_job_id = NEW.id AND unmet = 0
-                         AND (outcome IS NULL OR outcome = 'expired' OR swept_by IS NOT NULL));
+                         AND (outcome IS NULL
+                              OR ((outcome = 'expired' OR swept_by IS NOT NULL)
+                                  AND (run.expires_ms IS NULL
+                                       OR run.expires_ms > NEW.updated_ms))));
         UPDATE workflow_step
            SET outcome = 'cancelled', swept_by = NEW.id
          WHERE NEW.state <> 'succeeded' AND outcome IS NULL
@@ -218,9 +224,15 @@ CREATE: Final[tuple[LiteralString, ...]] = (
         UPDATE workflow_run
            SET state = iif(state IN ('compensating', 'compensation_failed'),
                            'compensating', 'running'),
-               cancelled = 0, finished_ms = NULL,
+               undo = 1, cancelled = 0, finished_ms = NULL,
                expires_ms = iif(expires_ms <= NEW.updated_ms, NULL, expires_ms)
          WHERE id = (SELECT run_id FROM workflow_step WHERE job_id = NEW.id);
+        UPDATE job
+           SET expires_ms = (SELECT run.expires_ms
+                               FROM workflow_step AS step
+                               JOIN workflow_run AS run ON run.id = step.run_id
+                              WHERE step.job_id = NEW.id AND step.undoes = 0)
+         WHERE id = NEW.id AND expires_ms IS NULL;
        END""",
     """CREATE TRIGGER workflow_step_guard BEFORE UPDATE OF state ON job
         WHEN (NEW.state = 'available' OR NEW.state = 'scheduled')

@@ -367,6 +367,38 @@ def test_no_step_starts_after_the_deadline_of_its_run(stand: Stand) -> None:
     assert stand.state() == "failed"
 
 
+def test_what_expired_while_its_need_was_running_does_not_come_back_with_the_success_of_that(
+    stand: Stand,
+) -> None:
+    stand.start({"a": "", "b": "a"}, deadline=stand.clock.now_ms() / 1_000 + 50)
+    lease = stand.claim("a")
+    assert lease is not None
+    stand.clock.advance(55)
+    assert stand.claim() is None  # Of somebody else, and it expires the step that waits.
+    stand.queue.ack(lease)
+
+    assert stand.claim() is None
+    assert stand.states() == {"a": "succeeded", "b": "expired"}
+    assert stand.state() == "failed"
+    assert stand.runs.replay(1) == (stand.job("b"),)
+    stand.work("b")
+
+
+def test_a_replay_before_the_deadline_of_a_run_keeps_it(stand: Stand) -> None:
+    stand.start({"a": "", "b": "a", "c": ""}, deadline=stand.clock.now_ms() / 1_000 + 50)
+    stand.fail("a")
+    stand.fail("c")
+    operations.replay(stand.queue, [stand.job("a"), stand.job("c")])
+    lease = stand.claim("a")
+    assert lease is not None
+    stand.clock.advance(55)
+    stand.queue.ack(lease)
+
+    assert stand.claim() is None
+    assert stand.states() == {"a": "succeeded", "b": "cancelled", "c": "expired"}
+    assert stand.state() == "failed"
+
+
 # Compensating.
 
 
@@ -560,6 +592,19 @@ def test_a_cancelled_run_goes_on_when_it_is_replayed(stand: Stand) -> None:
     assert stand.runs.replay(1) == (stand.job("b"),)
     stand.work("b", "c")
     assert stand.state() == "succeeded"
+
+
+def test_a_run_called_off_as_it_was_is_compensated_when_it_fails_after_a_replay(
+    stand: Stand,
+) -> None:
+    stand.start(SAGA)
+    stand.work("a")
+    stand.runs.cancel(1, compensate=False)
+    stand.runs.replay(1)
+    stand.fail("b")
+    stand.work("undo.a")
+
+    assert stand.state() == "compensated"
 
 
 def test_a_cancelled_run_that_is_replayed_and_fails_is_failed(stand: Stand) -> None:
