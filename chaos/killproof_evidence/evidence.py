@@ -623,7 +623,10 @@ class Evidence:
                 story = self._story(op.job, None if name is None else str(name))
                 story.enqueues.append(op)
             elif op.f == "start":
-                self._index_start(op)
+                try:
+                    self._index_start(op)
+                except (AttributeError, KeyError, TypeError) as error:
+                    self._bad(op.file, op.line, f"a start that does not say of what ({error})")
             elif op.job is None:
                 continue
             else:

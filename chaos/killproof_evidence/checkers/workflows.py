@@ -6,6 +6,9 @@ the runs between those of the jobs.  A transaction's rows stand together in it, 
 run has to agree with its steps again before the first row that is about something else.
 
 What a handler was given of its needs, and what it returned, stands in the effect log as digests.
+
+What no step of the run has tried is unknown: an order that nobody could break, a result that was
+never handed on, a handler that does not tell what it remembered.
 """
 
 from collections.abc import Iterable, Iterator
@@ -29,6 +32,10 @@ from killproof_evidence.finding import Finding, Line, Tally
 UNDONE: Final = frozenset(
     {"failed", "cancelled", "compensating", "compensated", "compensation_failed"}
 )
+#: Outcomes of a handler that went through all of its script.
+EFFECTIVE: Final = frozenset({"ok", "sleep"})
+#: Words for a run that has something left to do.
+GOES_ON: Final = frozenset({"running", "compensating"})
 #: What a run may be, by what its steps say.
 FOLLOWS: Final = {
     "running": frozenset({"running"}),
@@ -47,15 +54,19 @@ def steps_in_order(evidence: Evidence) -> Finding:
     if not evidence.changes:
         tally.missing("no audit: in what order steps moved cannot be told")
         return tally.finding("")
-    _check_starts(evidence, tally)
+    tried, handed_on = _check_starts(evidence, tally), 0
     for run in evidence.runs.values():
         _check_whole(tally, run)
         for story in run.steps:
-            _check_results(evidence, tally, story)
+            handed_on += _check_results(evidence, tally, story)
     if evidence.run_changes:
         _Follower(evidence, tally).follow()
     else:
         tally.missing("the audit has no change of a run")
+    if not tried:
+        tally.missing("no step that needs another was claimed")
+    if not handed_on:
+        tally.missing("no result of a step was handed on")
     tally.figures["runs"] = len(evidence.runs)
     return tally.finding("no step of a run was claimed")
 
@@ -67,15 +78,17 @@ def _needs(story: Story) -> list[str]:
 # --- Order.
 
 
-def _check_starts(evidence: Evidence, tally: Tally) -> None:
-    """At each claim of a step, all that it needs has succeeded."""
+def _check_starts(evidence: Evidence, tally: Tally) -> int:
+    """At each claim of a step, all that it needs has succeeded; return how many needs that were."""
     last: dict[int, Change] = {}
+    tried = 0
     for change in evidence.changes:
         last[id(change.story)] = change
         if not change.takes:
             continue
         for need in _needs(change.story):
             tally.checked += 1
+            tried += 1
             needed = evidence.story_of(need)
             found = None if needed is None else last.get(id(needed))
             if found is None or found.new != "succeeded":
@@ -89,6 +102,7 @@ def _check_starts(evidence: Evidence, tally: Tally) -> None:
                     change.at,
                     *(e.at for e in change.story.executions if e.fence == change.fence),
                 )
+    return tried
 
 
 def _check_whole(tally: Tally, run: Run) -> None:
@@ -125,11 +139,12 @@ def _ends(run: Run, needs: Iterable[str]) -> Iterator[Line]:
 # --- Results.
 
 
-def _check_results(evidence: Evidence, tally: Tally, story: Story) -> None:
-    """What a step was given is what the attempts that succeeded have returned."""
+def _check_results(evidence: Evidence, tally: Tally, story: Story) -> int:
+    """What a step was given is what the attempts that succeeded have returned; return how often."""
     needs = _needs(story)
+    handed_on = 0
     if not needs or not story.executions:
-        return
+        return handed_on
     returned = {need: _returned(evidence, need) for need in needs}
     for execution in story.executions:
         if execution.saw is None:
@@ -139,6 +154,7 @@ def _check_results(evidence: Evidence, tally: Tally, story: Story) -> None:
             if source is None:
                 continue
             tally.checked += 1
+            handed_on += 1
             if execution.saw.get(need) != source.result:
                 tally.violate(
                     story.label,
@@ -148,6 +164,7 @@ def _check_results(evidence: Evidence, tally: Tally, story: Story) -> None:
                     (source.file, source.line_end),
                     execution.at,
                 )
+    return handed_on
 
 
 def _returned(evidence: Evidence, need: str) -> Execution | None:
@@ -191,6 +208,9 @@ class _Follower:
                     story = f"run {change.run} ({name}) exists, and nobody started it"
                     self._tally.violate(None, story, change.at)
                     continue
+                before = self._states.get(name)
+                if before is not None and before.run != change.run and before.new is not None:
+                    self._tally.violate(name, f"run {name} is there twice", before.at, change.at)
                 self._states[name] = change
             else:
                 name = self._run_of.get(id(change.story))
@@ -204,7 +224,7 @@ class _Follower:
         for name in list(self._apart):
             self._accuse(name, None)
         for name, change in self._states.items():
-            if change.new == "running":
+            if change.new in GOES_ON:
                 self._tally.missing(f"run {name} had not ended when the run of the harness did")
 
     def _count(self, name: str, change: Change) -> None:
@@ -221,12 +241,17 @@ class _Follower:
     def _compare(self, name: str, change: Change | RunChange) -> None:
         self._tally.checked += 1
         state = self._states.get(name)
-        if state is not None and state.new is None:
-            return  # The run was forgotten, with its steps.
-        if state is not None and state.new in FOLLOWS[self._due(name)]:
+        if state is not None and self._agrees(name, state):
             self._apart.pop(name, None)
         else:
             self._apart.setdefault(name, change)
+
+    def _agrees(self, name: str, state: RunChange) -> bool:
+        if state.new is not None:
+            return state.new in FOLLOWS[self._due(name)]
+        # A run is forgotten when none of its steps has anything left to do.
+        steps = self._steps.get(name, {}).values()
+        return all(step.new is None or step.new in TERMINAL for step in steps)
 
     def _due(self, name: str) -> str:
         count = self._runs[name].count
@@ -238,8 +263,8 @@ class _Follower:
         change, state = self._apart.pop(name), self._states.get(name)
         self._tally.violate(
             name,
-            f"run {name} was {'not there' if state is None else state.new} after a commit at which "
-            f"its steps say {self._due(name)}",
+            f"run {name} was {'not there' if state is None else state.new or 'gone'} after a commit "
+            f"at which its steps say {self._due(name)}",
             *(step.at for step in list(self._steps.get(name, {}).values())[:8]),
             where(state),
             change.at,
@@ -253,6 +278,7 @@ class _Follower:
 def _check_memory(evidence: Evidence, tally: Tally) -> None:
     """A step whose result was recorded does not run again, and is read as it was recorded."""
     for story in evidence.stories:
+        _check_telling(tally, story)
         if not any(execution.steps for execution in story.executions):
             continue
         recorded: dict[str, tuple[Execution, int, Line]] = {}
@@ -266,6 +292,15 @@ def _check_memory(evidence: Evidence, tally: Tally) -> None:
                 proofs.append(("the end", execution.t_end, (execution.file, execution.line_end)))
             for step, (_, t, line) in zip(steps, proofs, strict=False):
                 recorded.setdefault(step.name, (execution, t, line))
+
+
+def _check_telling(tally: Tally, story: Story) -> None:
+    """Whose handler was to remember steps, and came to its effect, says what it has of each."""
+    wanted = set(story.asked.get("memo") or ())
+    for execution in story.executions if wanted else ():
+        told = wanted <= (execution.read or {}).keys()
+        if execution.ended and execution.outcome in EFFECTIVE and not told:
+            tally.missing(f"job {story.label} does not tell what it remembered")
 
 
 def _check_repeats(
