@@ -16,7 +16,9 @@ name of the source file, which an export gives it, and the job's id and time the
 a living job of the target has is left out as well, and told.  What was running when it was exported
 is available, and that delivery is no attempt.
 
-**Runs of workflows** are lines of their own after the jobs; see `workflow_transfer`.
+**Runs of workflows** come after the other jobs, each read at one moment: the jobs that are its
+steps, then a line for the run itself.  Until that line has come in, none of its steps can start:
+somebody may be at work on the file already.  See `workflow_transfer`.
 
 **Large payloads** (`killproof.payloads`) are files, which lines can not hold: a job's line has the
 reference, and export and import take the files over, from folder to folder, each proven by its
@@ -28,12 +30,13 @@ import json
 import logging
 import os
 import sqlite3
+import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from itertools import islice
-from typing import Any, Final, TextIO, cast
+from typing import Any, Final, LiteralString, TextIO, cast
 
-from killproof import listing, payloads, workflow_transfer
+from killproof import listing, payloads, workflow_tables, workflow_transfer
 from killproof.core import model, retry
 from killproof.core.database import Transaction, Value
 from killproof.core.errors import FileRefused, PayloadInvalid
@@ -75,6 +78,11 @@ SET_IDENTITY: Final = "INSERT OR IGNORE INTO killproof_setting VALUES ('identity
 
 NEXT: Final = "SELECT id FROM job WHERE id > :after ORDER BY id LIMIT 1"
 
+NEXT_BUT_STEPS: Final = """
+    SELECT id FROM job
+     WHERE id > :after AND NOT EXISTS (SELECT 1 FROM workflow_step WHERE job_id = job.id)
+     ORDER BY id LIMIT 1"""
+
 TEXTS: Final = "SELECT payload, result FROM job WHERE id = :id"
 
 
@@ -110,12 +118,37 @@ def export_jobs(queue: Queue, out: TextIO, *, files: Folder | None = None) -> in
                 after = job_id
             number += len(batch)
             if not batch:
-                for run in workflow_transfer.lines(queue):
-                    out.write(_text(run))
-                # Without it a file that was cut off between two lines would look whole.
-                out.write(_text({"killproof_export_end": number}))
-                out.flush()
-                return number
+                break
+        for line in _runs(queue):
+            out.write(line)
+            if not workflow_transfer.is_run(line):
+                number += 1
+                if files is not None and MARK in line:
+                    _take_along(large.folder, files, line)
+    # Without it a file that was cut off between two lines would look whole.
+    out.write(_text({"killproof_export_end": number}))
+    out.flush()
+    return number
+
+
+def _runs(queue: Queue) -> Iterator[str]:
+    """Yield each run: the jobs that are its steps, and then its own line, as of one moment.
+
+    They are kept in a file meanwhile, because a run may be large and who takes the lines slow.
+    """
+    after = 0
+    while True:
+        with tempfile.TemporaryFile("w+", encoding="utf-8", newline="\n") as spool:
+            with queue.database.read() as tx:
+                run = workflow_transfer.following(tx, after)
+                if run is None:
+                    return
+                after = run["id"]
+                for step in run["steps"]:
+                    spool.write(_line(tx, step["job_id"], run_id=after))
+            spool.write(_text({workflow_transfer.MARK: run}))
+            spool.seek(0)
+            yield from spool
 
 
 def _take_along(source: Folder, target: Folder, line: str) -> None:
@@ -141,8 +174,9 @@ def _identity(queue: Queue) -> str:
 def _batch(tx: Transaction, after: int) -> Iterator[tuple[int, str]]:
     """Yield the next jobs as (id, line), a bounded number of them and of characters."""
     chars = 0
+    statement: LiteralString = NEXT_BUT_STEPS if workflow_tables.exists(tx) else NEXT
     for _ in range(BATCH_JOBS):
-        row = tx.row(NEXT, {"after": after})
+        row = tx.row(statement, {"after": after})
         if row is None or chars > BATCH_CHARS:
             return
         after = cast(int, row[0])
@@ -151,7 +185,7 @@ def _batch(tx: Transaction, after: int) -> Iterator[tuple[int, str]]:
         yield after, line
 
 
-def _line(tx: Transaction, job_id: int) -> str:
+def _line(tx: Transaction, job_id: int, *, run_id: int | None = None) -> str:
     """Return a job as a line; the owner of a lease is named as the worker of an attempt is."""
     (job,) = listing.read(tx, [job_id])
     ((payload, result),) = tx.rows(TEXTS, {"id": job_id})
@@ -163,7 +197,7 @@ def _line(tx: Transaction, job_id: int) -> str:
             for attempt in tx.rows(Queue.ATTEMPTS, {"id": job_id})
         ],
     }
-    return _text(line)
+    return _text(line if run_id is None else line | {"run": run_id})
 
 
 def _decoded(text: Value) -> object:
@@ -217,12 +251,12 @@ def import_jobs(queue: Queue, lines: Iterable[str], *, files: Folder | None = No
         lines_read += len(jobs)
         now_ms = queue.host.clock.now_ms()
         large = _Large(queue, files)
-        for number, job in jobs:  # Before the write lock is held: they may be long.
+        for number, (job, _) in jobs:  # Before the write lock is held: they may be long.
             large.bring(number, job)
         with queue.transaction() as tx:
             _ensure_table(tx)
-            for number, job in jobs:
-                why = _put_in(tx, source, number, job, now_ms, large)
+            for number, (job, is_step) in jobs:
+                why = _put_in(tx, source, number, job, now_ms, large, is_step=is_step)
                 if why == "":
                     added += 1
                 elif why == "known":
@@ -290,13 +324,17 @@ def _json(number: int, line: str) -> object:
         raise ValueError(f"line {number} is not JSON: {error}") from error
 
 
-def _parsed(number: int, line: str) -> Job:
-    """Return the job of a line, with everything checked that the file does not check by itself."""
+def _parsed(number: int, line: str) -> tuple[Job, bool]:
+    """Return the job of a line, and whether it is a step of a run.
+
+    Everything is checked that the file does not check by itself.
+    """
     found = _json(number, line)
     try:
         if not isinstance(found, dict):
             raise ValueError("it is no object")
         attempts = tuple(Attempt(**attempt) for attempt in found.pop("attempts"))
+        is_step = found.pop("run", None) is not None
         job = Job(**found, attempts=attempts)
         model.check_text(job.kind, "kind", model.KIND_CHARS_MAX)
         if job.key is not None:
@@ -309,7 +347,7 @@ def _parsed(number: int, line: str) -> Job:
         model.encode_payload(job.payload)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"line {number} is no exported job: {error}") from error
-    return job
+    return job, is_step
 
 
 IS_KNOWN: Final = """
@@ -372,9 +410,20 @@ class _Large:
                 yield fence, reference
 
 
-def _put_in(tx: Transaction, source: str, number: int, job: Job, now_ms: int, large: _Large) -> str:
+def _put_in(
+    tx: Transaction,
+    source: str,
+    number: int,
+    job: Job,
+    now_ms: int,
+    large: _Large,
+    *,
+    is_step: bool,
+) -> str:
     """Put one job in and return ''; or return why not: 'known', or what a person must know."""
     values = _row(job, now_ms) | {"source": source, "id": job.id}
+    if is_step and values["state"] in ("available", "scheduled", "retryable"):
+        values["state"] = "blocked"  # The line of its run lets it go.
     if tx.row(IS_KNOWN, values) is not None:
         return "known"
     if number in large.lost:

@@ -1,20 +1,20 @@
-"""Runs in an export, and their way back in: one line each, after the lines of the jobs.
+"""Runs in an export, and their way back in: one line each, after the jobs that are its steps.
 
-The jobs of a run travel as all jobs do; the line of the run says which of them are its steps.  An
-export is no snapshot: a step may be on its line as it was before its run went on.  So an import
-believes the jobs, which it has put in, and derives the rest from them: what has an outcome, who
-waits for how many, and the state of the run.  A step that was running at the export is available
-after the import, and runs again; its run is `running` then, whatever it was by the end of the
-export.
+The line of the run says which jobs those are, and is read at one moment with them: a fan-out whose
+jobs were there without the success that they came from could not go on.  An import believes the
+jobs, which it has put in, and derives the rest from them: what has an outcome, who waits for how
+many, and the state of the run.  It puts in as `blocked` what could start, and lets it go in the
+transaction in which the run comes in.  A step that was running at the export runs again.
+
+A step may have stayed behind, because its large payload was lost.  What needs it never starts then,
+and the run comes in called off, without compensation: a person is told, and decides.
 """
 
-from collections.abc import Iterator
 from typing import Any, Final, cast
 
 from killproof import workflow_tables
 from killproof.core import model
 from killproof.core.database import Transaction, Value
-from killproof.core.jobs import Queue
 
 #: What begins the line of a run.
 MARK: Final = "killproof_run"
@@ -43,19 +43,15 @@ _STEP: Final = (
 )
 
 
-def lines(queue: Queue) -> Iterator[dict[str, Any]]:
-    """Yield each run as a line of the export, read by itself."""
-    after = 0
-    while True:
-        with queue.database.read() as tx:
-            row = tx.row(NEXT_RUN, {"after": after}) if workflow_tables.exists(tx) else None
-            if row is None:
-                return
-            after = cast(int, row[0])
-            run = dict(zip(_RUN, row, strict=True))
-            steps = [dict(zip(_STEP, step, strict=True)) for step in tx.rows(STEPS, {"id": after})]
-            needs = [list(need) for need in tx.rows(NEEDS, {"id": after})]
-        yield {MARK: run | {"steps": steps, "needs": needs}}
+def following(tx: Transaction, after: int) -> dict[str, Any] | None:
+    """Return the run that comes next by its id, for its line; None after the last."""
+    row = tx.row(NEXT_RUN, {"after": after}) if workflow_tables.exists(tx) else None
+    if row is None:
+        return None
+    values = {"id": row[0]}
+    steps = [dict(zip(_STEP, step, strict=True)) for step in tx.rows(STEPS, values)]
+    needs = [list(need) for need in tx.rows(NEEDS, values)]
+    return dict(zip(_RUN, row, strict=True)) | {"steps": steps, "needs": needs}
 
 
 def is_run(line: str) -> bool:
@@ -88,15 +84,28 @@ INSERT_STEP: Final = """
 
 INSERT_NEED: Final = "INSERT OR IGNORE INTO workflow_need VALUES (:id, :need, :spread)"
 
+#: Stands for a step that stayed behind: no job gets this number, so it never succeeds.
+STAYED_BEHIND: Final = (1 << 63) - 1
+
 COUNT_UNMET: Final = """
     UPDATE workflow_step
        SET unmet = (SELECT count(*) FROM workflow_need AS need
-                      JOIN job ON job.id = need.needs_job_id
-                     WHERE need.job_id = workflow_step.job_id AND job.state <> 'succeeded')
+                      LEFT JOIN job ON job.id = need.needs_job_id
+                     WHERE need.job_id = workflow_step.job_id
+                       AND coalesce(job.state, '') <> 'succeeded')
      WHERE run_id = :run_id"""
 
+CALL_OFF: Final = """
+    UPDATE workflow_step SET outcome = 'cancelled', swept_by = 0
+     WHERE run_id = :run_id AND outcome IS NULL"""
+
+CANCEL: Final = """
+    UPDATE job SET state = 'cancelled', finished_ms = :now_ms, updated_ms = :now_ms
+     WHERE id IN (SELECT job_id FROM workflow_step WHERE run_id = :run_id AND swept_by = 0)
+       AND +state IN ('blocked', 'held')"""
+
 LET_GO: Final = """
-    UPDATE job SET state = 'available', updated_ms = :now_ms
+    UPDATE job SET state = iif(due_ms > :now_ms, 'scheduled', 'available'), updated_ms = :now_ms
      WHERE +state = 'blocked'
        AND id IN (SELECT job_id FROM workflow_step WHERE run_id = :run_id AND unmet = 0)"""
 
@@ -137,30 +146,50 @@ def put_in(tx: Transaction, source: str, line: object, now_ms: int) -> str:
         if found is not None:
             ids[step["job_id"]] = cast(int, found[0])
     workflow_tables.ensure(tx)
-    if not ids or any(tx.row(IS_STEP, {"id": job_id}) for job_id in ids.values()):
-        return ""  # It came in before, or nothing of it did.
-    why = ""
-    values: dict[str, Value] = {name: run[name] for name in _RUN}
+    if any(tx.row(IS_STEP, {"id": job_id}) for job_id in ids.values()):
+        return ""  # It came in before.
     model.check_text(run["name"], "name", 100)
-    if run["key"] is not None and (taken := tx.row(KEY_IS_TAKEN, values)) is not None:
-        why = f"run {run['id']} came in without its key {run['key']!r}, which run {taken[0]!r} has"
+    values: dict[str, Value] = {name: run[name] for name in _RUN}
+    taken = None if run["key"] is None else tx.row(KEY_IS_TAKEN, values)
+    if not ids and (run["steps"] or run["key"] is None or taken is not None):
+        return ""  # Nothing of it came in; an order that waits for its first step has a key.
+    told: list[str] = []
+    if taken is not None:
+        told.append(f"without its key {run['key']!r}, which run {taken[0]!r} has")
         values["key"] = None
+    if behind := len(run["steps"]) - len(ids):
+        told.append(f"without {behind} of its steps: what needs them is called off")
+        values |= {"cancelled": 1, "undo": 0}
     run_id = tx.insert(INSERT_RUN, values)
     values |= {"run_id": run_id, "now_ms": now_ms}
-    for step in run["steps"]:
-        if (job_id := ids.get(step["job_id"])) is None:
-            continue
-        moved = {"undoes": ids.get(step["undoes"], 0), "swept_by": step["swept_by"]}
-        if step["swept_by"]:
-            moved["swept_by"] = ids.get(step["swept_by"], 0)
-        tx.change(INSERT_STEP, step | moved | {"id": job_id, "run_id": run_id})
-    for job, need, spread in run["needs"]:
-        if job in ids and need in ids:
-            tx.change(INSERT_NEED, {"id": ids[job], "need": ids[need], "spread": spread})
+    _put_steps_in(tx, run, ids, values)
     tx.change(COUNT_UNMET, values)
+    if behind:
+        tx.change(CALL_OFF, values)
+        tx.change(CANCEL, values)
     tx.change(LET_GO, values)
     tx.change(COUNT_STEPS, values)
     if run["finished_ms"] is not None:
         tx.change(END, values)
-    tx.change(CHECK_RUN, values)
-    return why
+    if run["steps"]:  # Else it is an order of the articles, and waits for its first step.
+        tx.change(CHECK_RUN, values)
+    return f"run {run['id']} came in {', and '.join(told)}" if told else ""
+
+
+def _put_steps_in(
+    tx: Transaction, run: dict[str, Any], ids: dict[int, int], values: dict[str, Value]
+) -> None:
+    """Put in the steps and the needs of those whose jobs came in, under the new ids of these."""
+    for step in run["steps"]:
+        if (job_id := ids.get(step["job_id"])) is None:
+            continue
+        moved = {"undoes": 0, "swept_by": step["swept_by"]}
+        if step["undoes"]:
+            moved["undoes"] = ids.get(step["undoes"], STAYED_BEHIND)
+        if step["swept_by"]:
+            moved["swept_by"] = ids.get(step["swept_by"], 0)
+        tx.change(INSERT_STEP, values | step | moved | {"id": job_id})
+    for job, need, spread in run["needs"]:
+        if job in ids:
+            need_id = ids.get(need, STAYED_BEHIND)
+            tx.change(INSERT_NEED, {"id": ids[job], "need": need_id, "spread": spread})

@@ -360,8 +360,9 @@ FAULTS: Final[tuple[tuple[str, LiteralString], ...]] = (
         "step {} counts other unmet needs than it has",
         """SELECT job_id FROM workflow_step AS step
             WHERE unmet <> (SELECT count(*) FROM workflow_need AS need
-                              JOIN job ON job.id = need.needs_job_id
-                             WHERE need.job_id = step.job_id AND job.state <> 'succeeded')""",
+                              LEFT JOIN job ON job.id = need.needs_job_id
+                             WHERE need.job_id = step.job_id
+                               AND coalesce(job.state, '') <> 'succeeded')""",
     ),
     (
         "step {} is blocked and waits for nothing",

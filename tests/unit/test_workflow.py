@@ -1064,6 +1064,69 @@ def test_a_restored_run_goes_on_and_no_id_of_a_lost_one_is_given_out_again(
         restored.queue.close()
 
 
+def test_no_step_is_claimed_between_its_own_line_and_that_of_its_run(
+    stand: Stand, other: Stand
+) -> None:
+    """Somebody works on the file that the run comes into, and a batch has been committed."""
+    stand.start({f"s{number}": "" for number in range(transfer.BATCH_JOBS)})
+    exported = io.StringIO()
+    transfer.export_jobs(stand.queue, exported)
+    claimed: list[Lease | None] = []
+
+    def lines() -> Iterator[str]:
+        for line in exported.getvalue().splitlines(keepends=True):
+            if workflow_transfer.is_run(line):
+                assert other.queue.counts()["blocked"] == transfer.BATCH_JOBS
+                claimed.append(other.claim("s0"))
+            yield line
+
+    transfer.import_jobs(other.queue, lines())
+    assert claimed == [None]
+    other.work("s0")
+    assert workflow_view.faults(other.queue) == []
+
+
+def test_a_fan_out_that_spreads_during_an_export_is_spread_in_it_once(
+    stand: Stand, other: Stand
+) -> None:
+    flow = spread_flow()
+    stand.runs.start(flow, [1, 2])
+    stand.queue.enqueue_many([("k", number) for number in range(transfer.BATCH_JOBS)])
+
+    class Slow(io.StringIO):
+        def write(self, text: str) -> int:
+            if stand.states()["find"] == "available" and '"attempts"' in text:  # A page was read.
+                stand.run_step(flow.handlers, "flow.find")
+            return super().write(text)
+
+    exported = Slow()
+    transfer.export_jobs(stand.queue, exported)
+    transfer.import_jobs(other.queue, exported.getvalue().splitlines(keepends=True))
+    assert workflow_view.faults(other.queue) == []
+    for kind in ("resize", "resize", "album"):
+        other.run_step(flow.handlers, f"flow.{kind}")
+    assert other.state(2) == "succeeded"
+
+
+def test_a_run_of_which_a_step_stayed_behind_comes_in_called_off(
+    stand: Stand, other: Stand
+) -> None:
+    stand.start({"a!": "", "b": "a", "c": "b"})
+    stand.work("a", "b")
+    exported = io.StringIO()
+    transfer.export_jobs(stand.queue, exported)
+    head, a, _, c, run, _ = exported.getvalue().splitlines(keepends=True)
+    lines = [head, a, c, run, '{"killproof_export_end":2}']
+
+    ((_, why),) = transfer.import_jobs(other.queue, lines).refused
+    assert why == "run 1 came in without 1 of its steps: what needs them is called off"
+    assert other.states(2) == {"a": "succeeded", "c": "cancelled"}
+    assert other.state(2) == "cancelled"
+    with pytest.raises(ValueError, match="no step of it has failed"):
+        other.runs.replay(2)
+    assert workflow_view.faults(other.queue) == []
+
+
 def test_a_run_whose_key_is_taken_comes_in_without_it(stand: Stand, other: Stand) -> None:
     stand.start({"a": "", "b": "a"}, key="taken")
 
