@@ -150,6 +150,17 @@ def test_a_run_without_a_backup_leaves_it_unknown(run: "Run", producer: "Process
     assert run.verdict("P24") == "unknown"
 
 
+def test_a_copy_of_an_untold_moment_leaves_it_unknown(run: "Run", producer: "Process") -> None:
+    producer.enqueues("a")
+    producer.backs_up()
+    run.backups[0].pop("seq")
+
+    finding = run.finding("P24")
+
+    assert finding.verdict == "unknown"
+    assert finding.reason == "of what moment backup backup-0 is, nothing tells"
+
+
 # --- How the facts are got.
 
 MAPPING = AuditMapping(table="job", id="id", state="state", states={"ready": "available"})

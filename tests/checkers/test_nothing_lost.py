@@ -54,6 +54,27 @@ def test_a_job_whose_enqueue_nobody_acknowledged_need_not_be_there(run: "Run") -
     assert run.verdict("P1") == "pass"
 
 
+@pytest.mark.parametrize(
+    ("given", "verdict"), [("whole", "pass"), ("other", "violated"), (None, "unknown")]
+)
+def test_a_payload_in_a_file_is_given_to_the_handler_as_it_was_enqueued(
+    run: "Run", given: str | None, verdict: str
+) -> None:
+    producer, worker = run.process("p1"), run.process("w1")
+    job = producer.enqueues("a", digest="whole", spill=True)
+    worker.claims(job)
+    worker.runs(job)
+    if given is not None:
+        worker.effect_lines[0]["given"] = given
+    worker.acks(job)
+
+    finding = run.finding("P1")
+
+    assert finding.verdict == verdict, finding
+    if verdict == "violated":
+        assert "was given another payload than was enqueued" in finding.witnesses[0].story
+
+
 def test_a_finished_job_may_go_where_the_contract_says_so(run: "Run") -> None:
     _, _, job = worked_off(run)
     run.edges["succeeded"] = ("deleted",)

@@ -80,3 +80,26 @@ def test_a_key_without_a_slot_is_seen(run: "Run", first_ms: int) -> None:
 
 def test_a_schedule_that_never_fired_leaves_it_unknown(run: "Run", first_ms: int) -> None:
     assert run.verdict("P12") == "unknown"
+
+
+@pytest.mark.parametrize("why", ["silent", "short", "stalled", "starved", "nobody asks"])
+def test_a_schedule_that_falls_silent_while_workers_ask_is_seen(
+    run: "Run", first_ms: int, why: str
+) -> None:
+    fires(run, first_ms)
+    run.passes(EVERY_MS)
+    fires(run, first_ms + EVERY_MS)
+    if why == "stalled":
+        run.stalls(7_000)
+    else:
+        run.passes(3_000 if why == "short" else 7_000)
+    if why != "nobody asks":
+        run.process("w1").polls()
+    run.facts["starved"] = why == "starved"
+
+    finding = run.finding("P12")
+
+    words = {"silent": "violated", "starved": "unknown"}
+    assert finding.verdict == words.get(why, "pass"), finding
+    if why == "silent":
+        assert "schedule tick put no job in for 7.0 s" in finding.witnesses[0].story

@@ -107,7 +107,12 @@ def _check_moments(evidence: Evidence, tally: Tally, made: Iterable[Made]) -> No
     states: dict[str, Change] = {}  # The last change of each job so far.
     changes = evidence.changes
     taken = 0
-    known = [(backup.seq, backup) for _, backup in made if backup.seq is not None]
+    known = []
+    for _, backup in made:
+        if backup.seq is not None:
+            known.append((backup.seq, backup))
+        elif changes:
+            tally.missing(f"of what moment backup {backup.name} is, nothing tells")
     for seq, backup in sorted(known, key=lambda pair: pair[0]):
         while taken < len(changes) and changes[taken].line <= seq:
             states[str(changes[taken].story.id)] = changes[taken]

@@ -40,8 +40,10 @@ def durable_acknowledgement(evidence: Evidence) -> Finding:
 
 def _check_given(tally: Tally, story: Story) -> None:
     """What a handler was given is what was enqueued, also where it was in a file of its own."""
-    digest = story.asked.get("digest")
+    digest, spilled = story.asked.get("digest"), story.asked.get("spill")
     for execution in story.executions:
+        if spilled and execution.given is None:
+            tally.missing(f"the handler of job {story.label} does not tell what it was given")
         if execution.given is not None and digest is not None and execution.given != digest:
             tally.violate(
                 story.label,

@@ -2,18 +2,21 @@
 
 The contract names the schedules under `schedules`: `every_ms` between two slots, and the `prefix`
 of the keys of their jobs, which the slot follows as an ISO 8601 moment.  A queue that promises to
-make up for every slot has one job for each, from the first that it fired to the last.
+make up for every slot has one job for each, from the first that it fired to the last; and while
+workers ask for jobs, the last is never long ago.
 """
 
 from collections.abc import Iterator
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
-from killproof_evidence.evidence import Change, Evidence, Story, where
+from killproof_evidence.evidence import Change, Evidence, Story, at, where
 from killproof_evidence.finding import Tally
 
+#: So long, without stalls, workers may ask for jobs while a slot that has come has none, ms.
+SILENCE_MS: Final = 5_000
 #: Both moments are cut to whole milliseconds.
-ROUNDING_MS = 2
+ROUNDING_MS: Final = 2
 
 
 def is_scheduled(evidence: Evidence, story: Story) -> bool:
@@ -43,6 +46,8 @@ def check_slots(evidence: Evidence, tally: Tally) -> None:
                 _check_birth(evidence, tally, name, slot, change, slots.setdefault(slot, change))
         if not slots:
             tally.missing(f"schedule {name} put no job in")
+        else:
+            _check_silence(evidence, tally, name, rules["every_ms"], slots[max(slots)])
         _check_gaps(tally, name, rules["every_ms"], slots)
 
 
@@ -70,6 +75,30 @@ def _check_birth(
             f"job {label} was put in {slot - change.t_ms} ms before its slot of schedule {name}",
             change.at,
         )
+
+
+def _check_silence(
+    evidence: Evidence, tally: Tally, name: str, every_ms: int, last: Change
+) -> None:
+    """Nobody knows of the slots after the last that was fired but by the time that passed."""
+    told = evidence.moment(last.t_ms)
+    asked = [op for op in evidence.history.operations if op.f == "claim" and op.type == "ok"]
+    if told is None or not asked or evidence.wall_clock.steps:
+        return
+    claim = max(asked, key=lambda op: op.t)
+    silent_ns = claim.t - told - evidence.stalled_ns(told, claim.t)
+    if silent_ns <= (every_ms + SILENCE_MS) * 1_000_000:
+        return
+    if evidence.starved:
+        tally.missing(f"schedule {name} was silent, and the supervisor was starved of CPU")
+        return
+    tally.violate(
+        last.story.label,
+        f"schedule {name} put no job in for {silent_ns / 1e9:.1f} s, it has a slot each {every_ms} "
+        f"ms, and {claim.process} still asked for jobs",
+        last.at,
+        at(claim),
+    )
 
 
 def _check_gaps(tally: Tally, name: str, every_ms: int, slots: dict[int, Change]) -> None:

@@ -261,10 +261,10 @@ class _Follower:
 
     def _accuse(self, name: str, next_: Change | RunChange | None) -> None:
         change, state = self._apart.pop(name), self._states.get(name)
+        word = "not there" if state is None else state.new or "gone"
         self._tally.violate(
             name,
-            f"run {name} was {'not there' if state is None else state.new or 'gone'} after a commit "
-            f"at which its steps say {self._due(name)}",
+            f"run {name} was {word} after a commit at which its steps say {self._due(name)}",
             *(step.at for step in list(self._steps.get(name, {}).values())[:8]),
             where(state),
             change.at,
