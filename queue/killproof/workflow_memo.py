@@ -21,11 +21,18 @@ arguments, means that the stored results belong to other code.  Going on could m
 work, so the job is held (`WorkflowChanged`), and a person decides: put the old code back, or
 `forget` what is stored and begin anew.  What a function does inside is its own: a repaired body is
 welcome on a retry.
+
+**Places** are counted when steps are asked for, not when they end: a step whose failure the handler
+has caught leaves its place empty and runs again on a retry, and coroutines that run side by side
+have the same places every time.  A step inside of a step would have one only as long as the outer
+one is not stored, so it is refused.
 """
 
 import hashlib
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Concatenate, Final, LiteralString, ParamSpec, TypeVar, cast
 
@@ -47,6 +54,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
+Text = str | None
 
 SCHEMA_VERSION: Final = 1
 STEPS_MAX: Final = 10_000
@@ -56,6 +64,10 @@ NOTE_CHARS_MAX: Final = 500
 PAUSE_SECONDS: Final = 0.1
 #: Progress is written at most so often: a loop may tell it at every turn.
 PROGRESS_MS: Final = 500
+
+
+#: The step whose function runs, in this thread or task.
+_RUNNING: Final = ContextVar("_RUNNING", default="")
 
 
 class WorkflowChanged(Hold):
@@ -84,23 +96,24 @@ class Memo:
     """The steps of one execution of a handler; not for several threads at once."""
 
     READ: Final = """
-        SELECT name, arguments, result FROM workflow_memo WHERE job_id = :id ORDER BY place"""
+        SELECT place, name, arguments, result FROM workflow_memo
+         WHERE job_id = :id ORDER BY place"""
 
     def __init__(self, context: "Context") -> None:
         """Read what was stored; one short read, no lock."""
         self._context = context
         self._queue = context._queue
         self._asked: set[str] = set()
-        self._stored: list[Stored] = []
+        self._stored: dict[int, Stored] = {}
         if self._queue.database.peek(VERSION):
             rows = self._queue.database.peek(self.READ, {"id": context.job.id})
-            for name, arguments, result in cast(list[tuple[str, str | None, str | None]], rows):
-                self._stored.append(Stored(name=name, arguments=arguments, result=result))
+            for place, name, arguments, result in cast(list[tuple[int, str, Text, Text]], rows):
+                self._stored[place] = Stored(name=name, arguments=arguments, result=result)
 
     @property
     def done(self) -> tuple[str, ...]:
         """The names of the steps that are stored, in their order."""
-        return tuple(stored.name for stored in self._stored)
+        return tuple(self._stored[place].name for place in sorted(self._stored))
 
     def __call__(
         self, name: str, function: Callable[P, Result], *args: P.args, **kwargs: P.kwargs
@@ -120,13 +133,17 @@ class Memo:
             WorkflowChanged: other steps are stored; the job is held; definite.
             PayloadInvalid: the result is not JSON; definite, and the function has run.
             LeaseLost: the lease is no longer current: nothing was stored; definite.
-            ValueError: the name is no text, or was used before in this execution; definite.
+            ValueError: the name is no text, or was used before in this execution, or it is asked
+                for inside of another step; definite.
             KillproofError: as for `Queue.ack`.
         """
         digest = _digest(args, kwargs)
-        if (stored := self._find(name, digest)) is not None:
+        place, stored = self._find(name, digest)
+        if stored is not None:
             return cast(Result, _decoded(stored.result))
-        return cast(Result, self._keep(name, digest, function(*args, **kwargs)))
+        with _running(name):
+            result = function(*args, **kwargs)
+        return cast(Result, self._keep(place, name, digest, result))
 
     async def awaited(
         self,
@@ -137,10 +154,13 @@ class Memo:
     ) -> Result:
         """Do the same for an `async def` function; the file is waited for in a thread."""
         digest = _digest(args, kwargs)
-        if (stored := self._find(name, digest)) is not None:
+        place, stored = self._find(name, digest)
+        if stored is not None:
             return cast(Result, _decoded(stored.result))
-        result = await function(*args, **kwargs)
-        return cast(Result, await self._context._off_loop(lambda: self._keep(name, digest, result)))
+        with _running(name):
+            result = await function(*args, **kwargs)
+        keep = self._context._off_loop(lambda: self._keep(place, name, digest, result))
+        return cast(Result, await keep)
 
     def inside(
         self,
@@ -158,32 +178,48 @@ class Memo:
                 is `OutcomeUnknown`.
         """
         digest = _digest(args, kwargs)
-        if (stored := self._find(name, digest)) is not None:
+        place, stored = self._find(name, digest)
+        if stored is not None:
             return cast(Result, _decoded(stored.result))
-        with self._queue.transaction() as tx:
+        with self._queue.transaction() as tx, _running(name):
             _demand_current(self._queue, self._context, tx)
             text = _encoded(name, function(tx, *args, **kwargs))
             step = Stored(name=name, arguments=digest, result=text)
-            self._insert(tx, step)
-        self._stored.append(step)
+            self._insert(tx, place, step)
+        self._stored[place] = step
         return cast(Result, _decoded(text))
 
     def progress(self, done: float, total: float | None = None, note: str = "") -> bool:
         """Store how far the job is; see `report_progress`."""
         return report_progress(self._context, done, total, note)
 
-    def _find(self, name: str, digest: str | None) -> Stored | None:
-        """Return what is stored for the step that is asked for now; None if it is to be run."""
+    def _find(self, name: str, digest: str | None) -> tuple[int, Stored | None]:
+        """Return the place of the step that is asked for now, and what is stored for it.
+
+        None if it is to be run.
+        """
         model.check_text(name, "step name", NAME_CHARS_MAX)
+        if outer := _RUNNING.get():
+            raise ValueError(
+                f"step {name!r} is asked for inside of step {outer!r}: call its function there, "
+                "or make two steps of it, one after the other"
+            )
         if name in self._asked:
             raise ValueError(f"step {name!r} was asked for before: give each step its own name")
         place = len(self._asked)
         self._asked.add(name)
         if place >= STEPS_MAX:
             raise ValueError(f"step {name!r} is over the limit of {STEPS_MAX:,} steps in a handler")
-        if place >= len(self._stored):
-            return None
-        stored, job_id = self._stored[place], self._context.job.id
+        stored, job_id = self._stored.get(place), self._context.job.id
+        if stored is None:
+            for other, step in list(self._stored.items()):  # A thread may be storing one.
+                if step.name == name:
+                    raise WorkflowChanged(
+                        f"step {place + 1} of job {job_id} is {name!r} now, which was step "
+                        f"{other + 1} when it was stored: put the code back, or: "
+                        f"killproof workflow forget {job_id}"
+                    )
+            return place, None
         if stored.name != name:
             raise WorkflowChanged(
                 f"step {place + 1} of job {job_id} is {name!r} now and was {stored.name!r} when it "
@@ -194,9 +230,9 @@ class Memo:
                 f"step {name!r} of job {job_id} is asked for with other arguments than when it was "
                 f"stored: put the code back, or: killproof workflow forget {job_id}"
             )
-        return stored
+        return place, stored
 
-    def _keep(self, name: str, digest: str | None, result: object) -> object:
+    def _keep(self, place: int, name: str, digest: str | None, result: object) -> object:
         """Store a result; a busy file is waited for, because the step has happened."""
         text = _encoded(name, result)
         step = Stored(name=name, arguments=digest, result=text)
@@ -204,25 +240,25 @@ class Memo:
             try:
                 with self._queue.transaction() as tx:
                     _demand_current(self._queue, self._context, tx)
-                    self._insert(tx, step)
+                    self._insert(tx, place, step)
             except (DatabaseBusy, StorageFull):
                 # Failing the attempt now would repeat the step.
                 if self._context.lost:
                     raise
                 self._queue.host.clock.sleep(PAUSE_SECONDS)
             else:
-                self._stored.append(step)
+                self._stored[place] = step
                 return _decoded(text)
 
     INSERT: Final = """
         INSERT INTO workflow_memo (job_id, place, name, arguments, result, fence, stored_ms)
         VALUES (:id, :place, :name, :arguments, :result, :fence, :now_ms)"""
 
-    def _insert(self, tx: Transaction, step: Stored) -> None:
+    def _insert(self, tx: Transaction, place: int, step: Stored) -> None:
         ensure(tx)
         values: dict[str, Value] = {
             "id": self._context.job.id,
-            "place": len(self._asked) - 1,
+            "place": place,
             "name": step.name,
             "arguments": step.arguments,
             "result": step.result,
@@ -230,6 +266,15 @@ class Memo:
             "now_ms": self._queue.host.clock.now_ms(),
         }
         tx.change(self.INSERT, values)
+
+
+@contextmanager
+def _running(name: str) -> Iterator[None]:
+    token = _RUNNING.set(name)
+    try:
+        yield
+    finally:
+        _RUNNING.reset(token)
 
 
 def _digest(args: tuple[object, ...], kwargs: dict[str, object]) -> str | None:

@@ -3,7 +3,7 @@
 import asyncio
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +204,48 @@ def test_a_coroutine_has_steps_too(stand: Stand) -> None:
 
     assert asyncio.run(twice()) == (2, 2)
     assert stand.ran == ["fetch"]
+
+
+def test_a_step_whose_failure_the_handler_catches_keeps_its_place(stand: Stand) -> None:
+    """The same code on a retry is no changed code."""
+
+    def handler(step: Memo) -> object:
+        with suppress(ConnectionError):
+            step("primary", fail)
+        return step("fallback", stand.note, "fallback")
+
+    def fail() -> None:
+        stand.ran.append("primary")
+        raise ConnectionError("down")
+
+    assert handler(memo(stand.context)) == handler(stand.again())
+    assert stand.ran == ["primary", "fallback", "primary"]
+    with pytest.raises(WorkflowChanged, match="is 'fallback' now, which was step 2"):
+        stand.again()("fallback", stand.note, "fallback")
+
+
+def test_coroutines_side_by_side_keep_their_places_whichever_ends_first(stand: Stand) -> None:
+    async def fetch(number: int) -> int:
+        for _ in range(3 - number):
+            await asyncio.sleep(0)
+        stand.ran.append(f"fetch {number}")
+        return number
+
+    async def handler(step: Memo) -> list[int]:
+        return await asyncio.gather(*(step.awaited(f"page {n}", fetch, n) for n in (1, 2)))
+
+    assert asyncio.run(handler(memo(stand.context))) == [1, 2]
+    assert asyncio.run(handler(stand.again())) == [1, 2]
+    assert stand.ran == ["fetch 2", "fetch 1"]
+
+
+def test_a_step_inside_of_a_step_is_refused(stand: Stand) -> None:
+    step = memo(stand.context)
+    with pytest.raises(ValueError, match="'in' is asked for inside of step 'out': call its"):
+        step("out", lambda: step("in", len, []))
+
+    assert step.done == ()
+    assert step("after", len, []) == 0
 
 
 def test_progress_is_kept_and_written_at_most_twice_a_second(stand: Stand) -> None:
