@@ -4,14 +4,12 @@ import contextlib
 import ipaddress
 import logging
 import os
-import signal
 import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
@@ -30,14 +28,7 @@ from killproof.cli_terminal import (
 from killproof.core.errors import FileRefused, KillproofError
 from killproof.wording import moment, printable, shown
 
-if TYPE_CHECKING:
-    from killproof.web import Guard
-
 PORT_DEFAULT: Final = 8420
-#: What streams and answers have after SIGTERM before they are cut off.
-STOP_SECONDS: Final = 3
-#: Connections at once: the watchers and some answers beside them.
-CONNECTIONS_MAX: Final = 300
 
 app = typer.Typer()
 serving = typer.Typer(invoke_without_command=True, no_args_is_help=False)
@@ -77,7 +68,7 @@ def serve(
         return
     with existing(db) as queue:  # A file that is no queue is told here, and not to a browser.
         path = queue.path
-    web_tokens = web_access.Tokens(token_file or web_access.file_of(db))
+    web_tokens = web_access.Tokens(_token_file(db, token_file))
     has_tokens = web_tokens.exist()
     is_local = _is_loopback(host)
     if not is_local and not has_tokens:
@@ -85,26 +76,35 @@ def serve(
             f"--host {host} lets others in, and there is no token: make one first, "
             "killproof serve token add NAME --role admin, or leave --host out"
         )
+    is_private = is_private or not is_local
     with _needing_web():
         from killproof.web import application
-    names = [web_guard.hostname(name) for name in allow_host or ()]
-    if None in names:
-        raise ValueError(f"--allow-host {(allow_host or [])[names.index(None)]!r} is no name")
-    listening = _listening(host, port)
+        from killproof.web_server import Server
     site = application(
-        Path(path),
-        web_tokens,
-        is_private=is_private or not is_local,
-        hosts=frozenset(name for name in names if name),
+        Path(path), web_tokens, is_private=is_private, hosts=_names(host, allow_host)
     )
+    listening = _listening(host, port)
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="killproof: %(message)s")
+    server = Server(site)  # Before the address is told: who knows it may end the server at once.
     url = _url(host, listening.getsockname()[1])
     if as_json:
-        print_json({"url": url, "path": path, "private": is_private or not is_local})
+        print_json({"url": url, "path": path, "private": is_private})
     else:
         print(f"serving {printable(str(db))} at {url}")
-        print(_access(has_tokens, is_private or not is_local, is_local), file=sys.stderr)
+        print(_access(has_tokens, is_private, is_local), file=sys.stderr)
     sys.stdout.flush()
-    _run(site, listening)
+    server.run(sockets=[listening])
+
+
+def _names(host: str, allow_host: list[str] | None) -> frozenset[str]:
+    """Return the names it is reached by: the one it listens on is one of them."""
+    found = {web_guard.hostname(f"[{host}]" if ":" in host else host) or host}
+    for given in allow_host or ():
+        name = web_guard.hostname(given)
+        if name is None:
+            raise ValueError(f"--allow-host {given!r} is no name")
+        found.add(name)
+    return frozenset(found)
 
 
 def _access(has_tokens: bool, is_private: bool, is_local: bool) -> str:
@@ -161,40 +161,6 @@ def _needing_web() -> Iterator[None]:
         raise KillproofError(
             f"killproof serve needs its extra: pip install 'killproof[web]' ({error})"
         ) from error
-
-
-def _run(site: "Guard", listening: socket.socket) -> None:
-    """Serve until SIGTERM."""
-    with _needing_web():
-        import uvicorn
-
-    class Server(uvicorn.Server):
-        """A server that lets its streams end when it is told to stop."""
-
-        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-            """Close the feed first: a stream that has no end would hold up the stop."""
-            site.site.feed.close()
-            super().handle_exit(sig, frame)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        # The server raises a signal once more when it has stopped; that it stopped is code 0.
-        signal.signal(number, lambda _number, _frame: None)
-
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="killproof: %(message)s")
-    config = uvicorn.Config(
-        site,
-        http="h11",
-        loop="asyncio",
-        ws="none",
-        lifespan="on",
-        log_config=None,
-        access_log=False,  # A token in an address would be in it; and nobody reads it.
-        server_header=False,
-        proxy_headers=False,
-        limit_concurrency=CONNECTIONS_MAX,
-        timeout_graceful_shutdown=STOP_SECONDS,
-    )
-    Server(config).run(sockets=[listening])
 
 
 @tokens.command("add")

@@ -12,7 +12,7 @@ must be one of ours, so that a foreign name that was made to point here (DNS reb
 nothing.  The page's own policy allows scripts from here alone and no HTML made of text
 (`require-trusted-types-for`), so that a payload stays a payload.
 
-This is the one module that needs starlette; `cli_serve` runs it with uvicorn.
+This is the one module that needs starlette; `web_server` runs it with uvicorn.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from typing import Final, cast
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -59,6 +59,8 @@ from killproof.web_reading import OpenFile, Reader, ReadTooLong
 ACT_BUSY_SECONDS: Final = 5.0
 #: Actions that wait for their turn; there is one thread for them.
 ACTIONS_WAITING_MAX: Final = 16
+#: Reads that wait for theirs, each of half a second at most unless the machine is busy.
+READS_WAITING_MAX: Final = 50
 #: Characters of a payload or a result on the page of a job.
 TEXT_CHARS_MAX: Final = 65_536
 #: Attempts on it, the latest ones; each may have a traceback of 16,384 characters.
@@ -107,6 +109,7 @@ def application(
         exception_handlers=dict.fromkeys(kinds, _answer_error),
         lifespan=site.lifespan,
     )
+    app.router.redirect_slashes = False  # Whoever asks is told of an address that is none.
     return Guard(app, site, hosts)  # Outside of all: its headers are on errors of ours as well.
 
 
@@ -120,7 +123,7 @@ class Site:
         self._writer = OpenFile(str(db), busy_limit=ACT_BUSY_SECONDS, host=Host())
         self._reading = ThreadPoolExecutor(max_workers=1, thread_name_prefix="killproof-read")
         self._acting = ThreadPoolExecutor(max_workers=1, thread_name_prefix="killproof-act")
-        self._waiting = 0
+        self._reads_waiting = self._actions_waiting = 0
         self.feed = Feed(self._reader, self._reading)
 
     @contextlib.asynccontextmanager
@@ -135,9 +138,9 @@ class Site:
             self.close()
 
     def close(self) -> None:
-        """Let what is running end, then close the file."""
+        """Let what has begun end, then close the file; what waits for its turn never begins."""
         for thread in (self._reading, self._acting):
-            thread.shutdown(wait=True)
+            thread.shutdown(wait=True, cancel_futures=True)
         self._reader.close()
         self._writer.close()
 
@@ -148,10 +151,10 @@ class Site:
             "/api/jobs/{job_id:int}": _job,
             "/api/jobs/{job_id:int}/explain": _explain,
             "/api/audit": _audit,
-            "/api/limits": lambda queue, _: web_others.limits(queue),
+            "/api/limits": _limits,
             "/api/workflows": _runs,
             "/api/workflows/{run_id:int}": _run,
-            "/api/schedules": lambda queue, _: web_others.schedules(queue),
+            "/api/schedules": _schedules,
         }
         return [
             Route("/", _asset),
@@ -228,20 +231,36 @@ class Site:
                 with self._reader.reading() as queue:
                     return _encoded(answer(queue, request))
 
-            return _json_bytes(await self.feed.call(work))
+            return await self._read(work)
 
         return answered
 
+    async def _read(self, work: Callable[[], bytes]) -> Response:
+        """Answer what a read gives.
+
+        Raises:
+            HTTPException: too many wait already, and the feed behind them.
+        """
+        if self._reads_waiting >= READS_WAITING_MAX:
+            raise HTTPException(503, "too many reads wait for the file: try again in a moment")
+        self._reads_waiting += 1
+        try:
+            return _json_bytes(await self.feed.call(work))
+        finally:
+            self._reads_waiting -= 1
+
     async def _status(self, request: Request) -> Response:
         self._reader_of(request)
+        _asked(request)
 
         def work() -> bytes:
             return _encoded(self._reader.live() | self._reader.history())
 
-        return _json_bytes(await self.feed.call(work))
+        return await self._read(work)
 
     async def _events(self, request: Request) -> Response:
         self._reader_of(request)
+        _asked(request)
         if self.feed.watchers >= WATCHERS_MAX:
             raise HTTPException(503, f"{WATCHERS_MAX} pages are open already: close one")
 
@@ -262,32 +281,32 @@ class Site:
 
     async def _act_on_job(self, request: Request) -> Response:
         action = request.path_params["action"]
-        body = await _body(request)
-        known = {"reprioritise": {"priority"}}.get(action, set())
-        _check_fields(body, known)
         if action not in ACTIONS or action in ("pause", "resume", "replay_all"):
-            raise HTTPException(404, f"there is no action {action!r} of a job: see docs/api.md")
+            raise HTTPException(
+                404, f"there is no action {action[:60]!r} of a job: see docs/api.md"
+            )
+        person = self._actor(request, action)
+        body = await _body(request)
+        _check_fields(body, {"reprioritise": {"priority"}}.get(action, set()))
         order = Order(
             action=action,
             job_id=model.check_count(request.path_params["job_id"], "id", 1, _ID_MAX),
             priority=cast(int | None, body.get("priority")),
         )
-        return await self._act(request, order)
+        return await self._act(person, order)
 
     async def _act_on_many(self, request: Request) -> Response:
         action = request.path_params["action"]
-        body = await _body(request)
         fields = {
             "pause": {"kind", "seconds"},
             "resume": {"kind"},
             "replay": {"state", "kind", "limit"},
         }
         if action not in fields:
-            raise HTTPException(404, f"there is no action {action!r}: see docs/api.md")
+            raise HTTPException(404, f"there is no action {action[:60]!r}: see docs/api.md")
+        person = self._actor(request, action)
+        body = await _body(request)
         _check_fields(body, fields[action])
-        for name in ("kind", "state"):
-            if not isinstance(body.get(name), str | None):
-                raise ValueError(f"{name} {body[name]!r} must be text")
         order = Order(
             action="replay_all" if action == "replay" else action,
             kind=cast(str | None, body.get("kind")),
@@ -295,30 +314,38 @@ class Site:
             seconds=cast(float | None, body.get("seconds")),
             limit=cast(int | None, body.get("limit")),
         )
-        return await self._act(request, order)
+        return await self._act(person, order)
 
-    async def _act(self, request: Request, order: Order) -> Response:
+    def _actor(self, request: Request, action: str) -> Person:
+        """Return who wants to act; asked before a byte of the body is waited for.
+
+        Raises:
+            HTTPException: nobody that is known here.
+        """
         person = self._person(request)
         if person is None:
             raise HTTPException(
                 401,
-                f"{order.action} asks for a token: give one, Authorization: Bearer TOKEN",
+                f"{action} asks for a token: give one, Authorization: Bearer TOKEN",
                 {"www-authenticate": "Bearer"},
             )
-        if self._waiting >= ACTIONS_WAITING_MAX:
+        return person
+
+    async def _act(self, person: Person, order: Order) -> Response:
+        if self._actions_waiting >= ACTIONS_WAITING_MAX:
             raise HTTPException(503, "too many actions wait for the file: try again in a moment")
 
-        def work(person: Person = person) -> dict[str, object]:
+        def work() -> dict[str, object]:
             queue, _ = self._writer.queue()
             return act(queue, person, order)
 
-        self._waiting += 1
+        self._actions_waiting += 1
         try:
             # Shielded: the action goes on when the browser has gone, and its record with it.
             loop = asyncio.get_running_loop()
             return _json(await asyncio.shield(loop.run_in_executor(self._acting, work)))
         finally:
-            self._waiting -= 1
+            self._actions_waiting -= 1
 
 
 _ID_MAX: Final = (1 << 63) - 1
@@ -369,6 +396,7 @@ def _as_text(value: object) -> dict[str, object]:
 
 
 def _explain(queue: Queue, request: Request) -> object:
+    _asked(request)
     job_id = model.check_count(request.path_params["job_id"], "id", 1, _ID_MAX)
     found = explain(queue, job_id)
     return {
@@ -398,7 +426,18 @@ def _runs(queue: Queue, request: Request) -> object:
 
 
 def _run(queue: Queue, request: Request) -> object:
+    _asked(request)
     return web_others.run(queue, request.path_params["run_id"])
+
+
+def _limits(queue: Queue, request: Request) -> object:
+    _asked(request)
+    return web_others.limits(queue)
+
+
+def _schedules(queue: Queue, request: Request) -> object:
+    _asked(request)
+    return web_others.schedules(queue)
 
 
 def _asked(request: Request, *names: str) -> dict[str, str]:
@@ -418,8 +457,8 @@ def _number(asked: dict[str, str], name: str, default: int) -> int:
     text = asked.get(name, "")
     if not text:
         return default
-    if not (text.isascii() and text.isdecimal() and len(text) <= 19):
-        raise ValueError(f"{name} {text[:60]!r} must be a whole number")
+    if not (text.isascii() and text.isdecimal() and len(text) <= 19 and int(text) <= _ID_MAX):
+        raise ValueError(f"{name} {text[:60]!r} must be a whole number, up to {_ID_MAX}")
     return int(text)
 
 
@@ -427,13 +466,19 @@ async def _body(request: Request) -> dict[str, object]:
     """Return the fields of a request; none is an empty body.
 
     Raises:
-        ValueError: no JSON object.
+        ValueError: no JSON object; or one with NaN, an infinity or half a character, which the
+            audit log could not hold.
+        HTTPException: the client went before its body had come; nobody sees the answer.
     """
-    text = await request.body()
+    try:
+        text = await request.body()
+    except ClientDisconnect as error:
+        raise HTTPException(400, "the body has not come whole: send it again") from error
     if not text:
         return {}
     try:
         found = json.loads(text)
+        json.dumps(found, allow_nan=False, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise ValueError(f"the body is no JSON: {error}") from error
     if not isinstance(found, dict):
@@ -442,9 +487,21 @@ async def _body(request: Request) -> dict[str, object]:
 
 
 def _check_fields(body: dict[str, object], known: set[str]) -> None:
+    """Check the names and the sorts of value: whatever passes is kept in the audit log.
+
+    Raises:
+        ValueError: one is unknown, or of the wrong sort or size.
+    """
     if unknown := sorted(body.keys() - known):
         names = ", ".join(sorted(known)) or "none"
         raise ValueError(f"field {unknown[0][:60]!r} is unknown: known are {names}")
+    for name, value in body.items():
+        if value is None:
+            continue
+        if name in ("kind", "state"):
+            model.check_text(value, name, model.KIND_CHARS_MAX)
+        elif not isinstance(value, int | float) or not abs(value) <= _ID_MAX:
+            raise ValueError(f"{name} {str(value)[:60]!r} must be a number")
 
 
 async def _asset(request: Request) -> Response:
@@ -515,7 +572,7 @@ class Guard:
         headers = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
         }
-        if found := refusal(scope["method"], headers, self._hosts):
+        if found := refusal(scope["method"], scope["path"], headers, self._hosts):
             status, text = found
             await _json({"error": text}, status, dict(HEADERS))(scope, receive, send)
             return

@@ -162,7 +162,7 @@ def entries(path: Path) -> list[Entry]:
                     f"{path} can be read or written by others (mode {mode:o}): chmod 600 {path}"
                 )
             document = json.loads(file.read())
-        return [Entry(**entry) for entry in document["killproof_tokens"]]
+        return [_checked(Entry(**entry)) for entry in document["killproof_tokens"]]
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -172,6 +172,23 @@ def entries(path: Path) -> list[Entry]:
             f"{path} is no file of tokens: move it away and make new ones, "
             "killproof serve token add NAME"
         ) from error
+
+
+def _checked(entry: Entry) -> Entry:
+    """Return the entry if `add` could have made it: what a hand wrote may be anything.
+
+    Raises:
+        ValueError: it could not.
+    """
+    texts = (entry.name, entry.sha256)
+    moments = (entry.created_ms, entry.expires_ms or 0)
+    if (
+        not all(isinstance(text, str) for text in texts)
+        or not all(isinstance(moment, int) for moment in moments)
+        or entry.role not in ROLES
+    ):
+        raise ValueError(f"no entry: {entry.name!r}")
+    return entry
 
 
 class Tokens:
@@ -210,6 +227,8 @@ class Tokens:
         except FileNotFoundError:
             self._seen, self._entries = None, []
             return []
+        except OSError as error:
+            raise FileRefused(f"{self.path}: {error.strerror}: check its rights") from error
         mark = (status.st_ino, status.st_mtime_ns, status.st_size, status.st_mode)
         if mark != self._seen:
             self._entries = entries(self.path)

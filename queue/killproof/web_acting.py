@@ -55,6 +55,12 @@ def act(queue: Queue, person: Person, order: Order) -> dict[str, object]:
         Denied, NothingChanged, JobNotFound, ValueError: definite, nothing was changed.
         KillproofError: as for the operation; `OutcomeUnknown` is indefinite.
     """
+    denied = None
+    if not person.may(order.action):
+        denied = (
+            f"{order.action} asks for the role {ACTIONS[order.action]}, and the token of "
+            f"{person.name} is of a {person.role}: use another one"
+        )
     entry_id = web_audit.begin(
         queue,
         who=person.name,
@@ -63,13 +69,11 @@ def act(queue: Queue, person: Person, order: Order) -> dict[str, object]:
         job_id=order.job_id,
         kind=order.kind,
         detail=order.detail(),
+        denied=denied,
     )
+    if denied is not None:
+        raise Denied(denied)
     try:
-        if not person.may(order.action):
-            raise Denied(
-                f"{order.action} asks for the role {ACTIONS[order.action]}, and the token of "
-                f"{person.name} is of a {person.role}: use another one"
-            )
         answer = DEEDS[order.action](queue, order)
     except Exception as error:
         _record(queue, entry_id, _outcome_of(error), str(error))
@@ -80,8 +84,6 @@ def act(queue: Queue, person: Person, order: Order) -> dict[str, object]:
 
 def _outcome_of(error: Exception) -> web_audit.Outcome:
     match error:
-        case Denied():
-            return "denied"
         case NothingChanged() | JobNotFound() | ValueError():
             return "refused"
         case OutcomeUnknown():

@@ -6,8 +6,11 @@ happens that is not on record.  A server that is killed in between leaves an ent
 would need each operation of the queue to take part in a foreign one; a person's click can afford
 two more commits.)
 
+What a role does not suffice for never happens, and is one entry, made at once.  Of these only the
+latest `DENIED_MAX` are kept: a viewer could else push out what others decided, by asking in vain.
+
 The table is made at the first action.  A backup holds it, and so does what is restored from one; an
-export does not, and nothing prunes it but its own bound: the oldest entry goes when there are more
+export does not, and nothing prunes it but its own bound: the oldest entries go when there are more
 than `ENTRIES_MAX`.
 """
 
@@ -21,8 +24,11 @@ from killproof.core.errors import FileRefused
 from killproof.core.jobs import Queue
 
 SCHEMA_VERSION: Final = 1
-#: Twenty megabytes or so; at a hundred decisions a day it is three years.
+#: Twenty to sixty megabytes; at a hundred decisions a day it is three years.
 ENTRIES_MAX: Final = 100_000
+DENIED_MAX: Final = 1_000
+#: The bounds are looked at whenever an id is a multiple of this: counting takes milliseconds.
+FORGET_EVERY: Final = 100
 #: Entries of one list at most.
 LISTED_MAX: Final = 200
 SAID_CHARS_MAX: Final = 500
@@ -50,10 +56,20 @@ class Entry:
 
 
 INSERT: Final = """
-    INSERT INTO killproof_audit (at_ms, who, role, action, job_id, kind, detail)
-    VALUES (:now_ms, :who, :role, :action, :job_id, :kind, :detail)"""
+    INSERT INTO killproof_audit (at_ms, who, role, action, job_id, kind, detail, outcome, said,
+                                 ended_ms)
+    VALUES (:now_ms, :who, :role, :action, :job_id, :kind, :detail, :outcome, :said,
+            iif(:outcome = 'begun', NULL, :now_ms))"""
 
-FORGET: Final = "DELETE FROM killproof_audit WHERE id <= :id"
+FORGET: Final = """
+    DELETE FROM killproof_audit
+     WHERE id <= (SELECT id FROM killproof_audit ORDER BY id DESC LIMIT 1 OFFSET :most)"""
+
+FORGET_DENIED: Final = """
+    DELETE FROM killproof_audit
+     WHERE outcome = 'denied' AND id <= (
+           SELECT id FROM killproof_audit WHERE outcome = 'denied'
+            ORDER BY id DESC LIMIT 1 OFFSET :most)"""
 
 
 def begin(
@@ -65,8 +81,19 @@ def begin(
     job_id: int | None = None,
     kind: str | None = None,
     detail: dict[str, object] | None = None,
+    denied: str | None = None,
 ) -> int:
     """Put on record that somebody is about to do something; return the entry's id, durable.
+
+    Args:
+        queue: where it is kept.
+        who: the name of the token.
+        role: of the token.
+        action: one of `web_access.ACTIONS`.
+        job_id: the job it is about, if it is about one.
+        kind: the kind it is about.
+        detail: what the action was given beside them.
+        denied: what the person was told, if the role does not suffice: that completes the entry.
 
     Raises:
         FileRefused: the application has a table `killproof_audit`; definite.
@@ -80,12 +107,16 @@ def begin(
         "job_id": job_id,
         "kind": kind,
         "detail": json.dumps(detail or {}, ensure_ascii=False),
+        "outcome": "begun" if denied is None else "denied",
+        "said": denied,
     }
     with queue.transaction() as tx:
         _ensure_table(tx)
         entry_id = tx.insert(INSERT, values)
         assert entry_id is not None
-        tx.change(FORGET, {"id": entry_id - ENTRIES_MAX})
+        if entry_id % FORGET_EVERY == 0:
+            tx.change(FORGET_DENIED, {"most": DENIED_MAX})
+            tx.change(FORGET, {"most": ENTRIES_MAX})
     return entry_id
 
 
@@ -190,6 +221,9 @@ CREATE: Final = """
 CREATE_INDEX: Final = """
     CREATE INDEX killproof_audit_job ON killproof_audit (job_id) WHERE job_id IS NOT NULL"""
 
+CREATE_DENIED: Final = """
+    CREATE INDEX killproof_audit_denied ON killproof_audit (id) WHERE outcome = 'denied'"""
+
 
 def _ensure_table(tx: Transaction) -> None:
     version = tx.row(VERSION)
@@ -202,4 +236,5 @@ def _ensure_table(tx: Transaction) -> None:
         )
     tx.change(CREATE)
     tx.change(CREATE_INDEX)
+    tx.change(CREATE_DENIED)
     tx.change(SET_VERSION, {"version": SCHEMA_VERSION})

@@ -4,8 +4,9 @@ A name in `Host` must be one of ours.  A foreign name that was made to point at 
 rebinding) would else let a foreign page read everything, because for the browser it is its own
 server.  An address is always fine: nobody can make an address point elsewhere.
 
-A request that changes something must not come from a page of somebody else.  It could not carry a
-token anyway; this refuses it before anything is looked at.
+A request that changes something, or reads the queue, must not come from a page of somebody else.
+It could not carry a token or see the answer anyway; this refuses it before anything is looked at,
+so that no foreign page keeps the reader busy either.
 """
 
 import ipaddress
@@ -35,12 +36,13 @@ HEADERS: Final = {
 
 
 def refusal(
-    method: str, headers: Mapping[str, str], hosts: frozenset[str]
+    method: str, path: str, headers: Mapping[str, str], hosts: frozenset[str]
 ) -> tuple[int, str] | None:
     """Return the status and the line with which a request is refused, or None.
 
     Args:
         method: in upper case.
+        path: of the address.
         headers: names in lower case.
         hosts: names of this server, beside `localhost` and plain addresses.
     """
@@ -51,10 +53,12 @@ def refusal(
             f"{host[:100]!r} is no name of this server: use its address, "
             "or start it with --allow-host NAME"
         )
-    if method in ("GET", "HEAD"):
-        return None
-    if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+    is_reading = method in ("GET", "HEAD")
+    is_foreign = headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none")
+    if is_foreign and (path.startswith("/api/") or not is_reading):
         return 403, "this request was made by a page of somebody else: open the page itself"
+    if is_reading:
+        return None
     length = headers.get("content-length", "0")
     if "transfer-encoding" in headers or not (length.isascii() and length.isdecimal()):
         return 411, "a request needs its Content-Length: send the body in one piece"

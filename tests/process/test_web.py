@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -31,12 +32,15 @@ CONTRAST = {"runOnly": {"type": "rule", "values": ["color-contrast"]}}
 EVIL = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 
 
+SERVE = [sys.executable, "-m", "killproof", "serve"]
+
+
 class Server:
     """`killproof serve` on a file, until the end of the test."""
 
-    def __init__(self, db: Path) -> None:
+    def __init__(self, db: Path, *options: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "killproof", "serve", "--db", db, "--port", "0", "--json"],
+            [*SERVE, "--db", db, "--port", "0", "--json", *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -374,12 +378,33 @@ def test_a_kill_in_the_middle_leaves_no_decision_without_a_record(
     assert job.state == state
 
 
+def test_a_server_that_is_stopped_as_soon_as_it_is_heard_of_ends_in_order(place: Path) -> None:
+    """And one that is given a link asks for the tokens of the file itself, as `token add` does."""
+    Queue(place / "queue.db", durability="process").close()
+    (place / "link.db").symlink_to("queue.db")
+    token = web_access.add(web_access.file_of(place / "queue.db"), "ada", "viewer")
+    server = Server(place / "link.db", "--private")
+    server.process.send_signal(signal.SIGTERM)
+    _, said = server.process.communicate(timeout=SECONDS_MAX)
+    again = Server(place / "link.db", "--private")
+    try:
+        headers = {"Authorization": f"Bearer {token}"}
+        asked = urllib.request.Request(f"{again.url}api/jobs", headers=headers)
+        with urllib.request.urlopen(asked, timeout=SECONDS_MAX) as answer:
+            status = answer.status
+    finally:
+        again.close()
+
+    assert (server.process.returncode, said) == (0, "")
+    assert status == 200
+
+
 def test_a_port_that_is_taken_is_one_line_with_the_remedy(place: Path) -> None:
     Queue(place / "queue.db", durability="process").close()
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         port = str(taken.getsockname()[1])
         done = subprocess.run(
-            [sys.executable, "-m", "killproof", "serve", "--port", port],
+            [*SERVE, "--port", port],
             cwd=place,
             capture_output=True,
             text=True,

@@ -8,9 +8,11 @@ import json
 import os
 import re
 import shlex
+import socket
 import sqlite3
 import stat
 import sys
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, closing
@@ -19,16 +21,20 @@ from typing import Any, cast
 
 import httpx
 import pytest
+import uvicorn
+from starlette.types import Message, Receive, Scope, Send
 
 from killproof import (
     ManualClock,
     Queue,
+    cli_serve,
     pausing,
     web,
     web_access,
     web_audit,
     web_feed,
     web_listing,
+    web_server,
 )
 from killproof.backup import backup
 from killproof.core import model, sync
@@ -136,16 +142,13 @@ def test_a_role_may_do_what_it_says_and_no_more(
     assert len(denied) == sum(not ok for ok in allowed.values())
 
 
-@pytest.mark.parametrize("token", ["", "nonsense", "Basic YTpi", "Bearer a b"])
-def test_a_token_that_is_not_known_is_refused_everywhere(
-    ask: Ask, tokens: dict[str, str], token: str
-) -> None:
-    header = token if " " in token else bearer(token)
-    answers = [ask("GET", "/api/jobs", authorization=header)]
-    answers += [ask("POST", "/api/jobs/1/cancel", authorization=header)]
+def test_a_token_that_is_not_known_is_refused_everywhere(ask: Ask, tokens: dict[str, str]) -> None:
+    for header in ("Bearer ", "Bearer nonsense", "Basic YTpi", "Bearer a b"):
+        answers = [ask("GET", "/api/jobs", authorization=header)]
+        answers += [ask("POST", "/api/jobs/1/cancel", authorization=header)]
 
-    assert [answer.status_code for answer in answers] == [401, 401]
-    assert answers[0].headers["www-authenticate"] == "Bearer"
+        assert [answer.status_code for answer in answers] == [401, 401], header
+        assert answers[0].headers["www-authenticate"] == "Bearer"
 
 
 def test_a_private_page_shows_nothing_without_a_token(
@@ -169,6 +172,54 @@ def test_a_private_page_shows_nothing_without_a_token(
     assert (given, shell) == (200, [200] * 3)
 
 
+def test_nobody_s_body_is_waited_for_and_no_more_than_so_many_reads(
+    ask: Ask, site: Guard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Message] = []
+
+    async def receive() -> Message:
+        raise AssertionError("the body of somebody without a token was waited for")
+
+    async def send(message: Message) -> None:
+        told.append(message)
+
+    headers = [(b"host", b"localhost"), (b"content-length", b"9")]
+    scope: Scope = {"type": "http", "method": "POST", "path": "/api/pause", "headers": headers}
+    scope.update(query_string=b"", root_path="")
+    asyncio.run(site(scope, receive, send))
+    monkeypatch.setattr(web, "READS_WAITING_MAX", 0)
+
+    assert told[0]["status"] == 401
+    assert ask("GET", "/api/jobs").status_code == 503
+
+
+def test_what_waits_for_its_turn_never_begins_when_the_server_stops(
+    site: Guard, queue: Queue, tokens: dict[str, str]
+) -> None:
+    """Else a stop would take as long as everything that waits for a busy file."""
+    queue.enqueue("mail", 1)
+    busy = threading.Event()
+    site.site._acting.submit(busy.wait)
+
+    async def stopped() -> None:
+        transport = httpx.ASGITransport(site)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as one:
+            token = {"authorization": bearer(tokens["admin"])}
+            asking = asyncio.create_task(one.post("/api/jobs/1/cancel", headers=token))
+            while not site.site._actions_waiting:
+                await asyncio.sleep(0)
+            closing = asyncio.create_task(asyncio.to_thread(site.site.close))
+            await asyncio.wait([asking], timeout=10)
+            is_cancelled = asking.done() and asking.cancelled()
+            busy.set()
+            await closing
+            assert is_cancelled
+
+    asyncio.run(stopped())
+
+    assert web_audit.entries(queue) == []
+
+
 # Tokens.
 
 
@@ -183,6 +234,10 @@ def test_a_token_is_shown_once_and_its_file_is_its_owner_s_alone(place: Path) ->
     path.chmod(0o640)
     with pytest.raises(FileRefused, match=r"mode 640\): chmod 600"):
         web_access.entries(path)
+    path.chmod(0o600)
+    path.write_text(path.read_text().replace("operator", "king"))
+    with pytest.raises(FileRefused, match="is no file of tokens"):
+        Tokens(path).person(token)
 
 
 def test_a_token_ends_when_it_is_removed_or_its_time_is_over(
@@ -203,28 +258,28 @@ def test_a_token_ends_when_it_is_removed_or_its_time_is_over(
     assert not tokens.exist()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["serve", "token", "add", "ada", "--role", "king"], "role 'king' is unknown"),
-        (["serve", "token", "add", "a\nb"], r"name 'a\nb' must be printable"),
-        (["serve", "token", "remove", "ada"], "'ada' has no token"),
-        (["serve", "--host", "0.0.0.0"], "there is no token: make one first"),
-        (["serve", "--port", "70000"], "--port 70000 must be from 0 to 65535"),
-        (["serve", "--allow-host", "a b"], "--allow-host 'a b' is no name"),
-        (["serve", "audit", "--limit", "0"], "limit 0 must be"),
-        (["pause", "--for", "1h"], "say which kind"),
-        (["resume", "mail"], "kind 'mail' is not paused"),
-        (["serve", "--db", "nothing.db"], "nothing.db does not exist"),
-    ],
+WRONG_USAGE: tuple[tuple[list[str], str], ...] = (
+    (["serve", "token", "add", "ada", "--role", "king"], "role 'king' is unknown"),
+    (["serve", "token", "add", "a\nb"], r"name 'a\nb' must be printable"),
+    (["serve", "token", "remove", "ada"], "'ada' has no token"),
+    (["serve", "--host", "0.0.0.0"], "there is no token: make one first"),
+    (["serve", "--port", "70000"], "--port 70000 must be from 0 to 65535"),
+    (["serve", "--allow-host", "a b"], "--allow-host 'a b' is no name"),
+    (["serve", "audit", "--limit", "0"], "limit 0 must be"),
+    (["pause", "--for", "1h"], "say which kind"),
+    (["resume", "mail"], "kind 'mail' is not paused"),
+    (["serve", "--db", "nothing.db"], "nothing.db does not exist"),
 )
-def test_wrong_usage_is_one_line_and_code_64(run: Run, arguments: list[str], said: str) -> None:
-    run("enqueue", "mail", "1", "--durability", "process")
-    code, out, err = run(*arguments)
 
-    assert (code, out) == (64, "")
-    assert said in err
-    assert len(err.splitlines()) == 1
+
+def test_wrong_usage_is_one_line_and_code_64(run: Run) -> None:
+    run("enqueue", "mail", "1", "--durability", "process")
+    for arguments, said in WRONG_USAGE:
+        code, out, err = run(*arguments)
+
+        assert (code, out) == (64, ""), arguments
+        assert said in err
+        assert len(err.splitlines()) == 1
 
 
 def test_without_the_extra_the_command_says_what_to_install(
@@ -259,41 +314,51 @@ def test_tokens_and_pauses_are_made_listed_and_taken_back_by_commands(run: Run) 
 # What is let in.
 
 
-@pytest.mark.parametrize(
-    ("host", "status"),
-    [
-        ("localhost:8420", 200),
-        ("127.0.0.1", 200),
-        ("[::1]:8420", 200),
-        ("queue.lan", 200),
-        ("QUEUE.LAN.:80", 200),
-        ("evil.example", 421),
-        ("localhost.evil.example", 421),
-        ("127.0.0.1.evil.example", 421),
-        ("localhost:80:80", 421),
-        ("[evil]", 421),
-        ("", 421),
-    ],
+HOSTS: tuple[tuple[str, int], ...] = (
+    ("localhost:8420", 200),
+    ("127.0.0.1", 200),
+    ("[::1]:8420", 200),
+    ("queue.lan", 200),
+    ("QUEUE.LAN.:80", 200),
+    ("evil.example", 421),
+    ("localhost.evil.example", 421),
+    ("127.0.0.1.evil.example", 421),
+    ("localhost:80:80", 421),
+    ("[evil]", 421),
+    ("", 421),
 )
-def test_a_name_that_was_made_to_point_here_gets_nothing(ask: Ask, host: str, status: int) -> None:
+
+
+def test_a_name_that_was_made_to_point_here_gets_nothing(ask: Ask) -> None:
     """DNS rebinding: for the browser the foreign page and this server are then one origin."""
-    answer = ask("GET", "/api/status", host=host)
+    for host, status in HOSTS:
+        answer = ask("GET", "/api/status", host=host)
 
-    assert answer.status_code == status
-    assert ("counts" in answer.json()) == (status == 200)
+        assert answer.status_code == status, host
+        assert ("counts" in answer.json()) == (status == 200)
 
 
-@pytest.mark.parametrize("origin", ["cross-site", "same-site"])
+def test_the_name_it_listens_on_is_one_of_its_own() -> None:
+    """Else the address that it prints would be refused."""
+    assert cli_serve._names("Box.lan", ["queue.lan:80"]) == {"box.lan", "queue.lan"}
+    assert cli_serve._names("::1", None) == {"::1"}
+
+
 def test_a_page_of_somebody_else_can_not_act(
-    ask: Ask, queue: Queue, tokens: dict[str, str], origin: str
+    ask: Ask, queue: Queue, tokens: dict[str, str]
 ) -> None:
     """CSRF: there is no cookie to ride on, and the browser's own word is believed as well."""
     queue.enqueue("mail", 1)
-    answer = ask(
-        "POST", "/api/jobs/1/cancel", authorization=bearer(tokens["admin"]), sec_fetch_site=origin
-    )
+    token = bearer(tokens["admin"])
+    for origin in ("cross-site", "same-site"):
+        answers = [
+            ask("POST", "/api/jobs/1/cancel", authorization=token, sec_fetch_site=origin),
+            # It would not see the answer, but could keep the reader busy.
+            ask("GET", "/api/jobs", sec_fetch_site=origin),
+            ask("GET", "/", sec_fetch_site=origin),
+        ]
+        assert [answer.status_code for answer in answers] == [403, 403, 200]
 
-    assert answer.status_code == 403
     assert queue.counts()["available"] == 1
     assert "set-cookie" not in ask("GET", "/").headers
     assert "access-control-allow-origin" not in ask("GET", "/", origin="http://evil").headers
@@ -357,56 +422,62 @@ def test_the_answers_are_in_the_words_of_the_commands(
     )
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "body", "status", "said"),
-    [
-        ("GET", "/api/jobs?limit=0", None, 400, "limit 0 must be an integer from 1 to 200"),
-        ("GET", "/api/jobs?limit=1e9", None, 400, "limit '1e9' must be a whole number"),
-        ("GET", "/api/jobs?state=done", None, 400, "state 'done' is unknown: use one of"),
-        ("GET", "/api/jobs?before=WzFd%22", None, 400, "no `next` of this list"),
-        ("GET", "/api/jobs?before=WyJ4Il0", None, 400, "no `next` of this list"),
-        ("GET", "/api/jobs?colour=red", None, 400, "parameter 'colour' is unknown: known are"),
-        ("GET", "/api/jobs/77", None, 404, "there is no job 77"),
-        ("GET", "/api/jobs/0", None, 400, "id 0 must be an integer"),
-        ("GET", "/api/nothing", None, 405, "there is nothing at this address"),
-        ("GET", "/nothing", None, 404, "there is no page 'nothing': begin at /"),
-        ("POST", "/api/jobs/1/cancel", None, 409, "job 1 is succeeded: nothing was changed"),
-        ("POST", "/api/jobs/1/replay", None, 409, "only dead, cancelled and expired"),
-        ("POST", "/api/jobs/77/hold", None, 404, "there is no job 77"),
-        ("POST", "/api/jobs/1/reprioritise", {"priority": 11}, 400, "priority 11 must be"),
-        ("POST", "/api/jobs/1/reprioritise", {"priority": "0"}, 400, "priority '0' must be"),
-        ("POST", "/api/jobs/1/reprioritise", None, 400, "needs a priority from 0"),
-        ("POST", "/api/jobs/1/explode", None, 404, "there is no action 'explode' of a job"),
-        ("POST", "/api/jobs/1/cancel", {"why": "x"}, 400, "field 'why' is unknown"),
-        ("POST", "/api/jobs/1/cancel", b"[1]", 400, "the body must be a JSON object"),
-        ("POST", "/api/jobs/1/cancel", b"{" * 16000, 400, "the body is no JSON"),
-        ("POST", "/api/jobs/1/cancel", b" " * 20000, 413, "over the limit of 16384"),
-        ("POST", "/api/pause", {"kind": 7}, 400, "kind 7 must be text"),
-        ("POST", "/api/pause", {"kind": "x" * 201}, 400, "must be text of 1 to 200"),
-        ("POST", "/api/resume", {"kind": "mail"}, 409, "kind 'mail' is not paused"),
-        ("POST", "/api/replay", {}, 400, "say which"),
-        ("POST", "/api/replay", {"state": "succeeded"}, 400, "can not be replayed"),
-    ],
+MISTAKES: tuple[tuple[str, str, object, int, str], ...] = (
+    ("GET", "/api/jobs?limit=0", None, 400, "limit 0 must be an integer from 1 to 200"),
+    ("GET", "/api/jobs?limit=1e9", None, 400, "limit '1e9' must be a whole number"),
+    ("GET", "/api/jobs?state=done", None, 400, "state 'done' is unknown: use one of"),
+    ("GET", "/api/jobs?before=WzFd%22", None, 400, "no `next` of this list"),
+    ("GET", "/api/jobs?before=WyJ4Il0", None, 400, "no `next` of this list"),
+    ("GET", "/api/jobs?colour=red", None, 400, "parameter 'colour' is unknown: known are"),
+    ("GET", "/api/jobs/77", None, 404, "there is no job 77"),
+    ("GET", "/api/jobs/0", None, 400, "id 0 must be an integer"),
+    ("GET", "/api/nothing", None, 405, "there is nothing at this address"),
+    ("GET", "/nothing", None, 404, "there is no page 'nothing': begin at /"),
+    ("POST", "/api/jobs/1/cancel", None, 409, "job 1 is succeeded: nothing was changed"),
+    ("POST", "/api/jobs/1/replay", None, 409, "only dead, cancelled and expired"),
+    ("POST", "/api/jobs/77/hold", None, 404, "there is no job 77"),
+    ("POST", "/api/jobs/1/reprioritise", {"priority": 11}, 400, "priority 11 must be"),
+    ("POST", "/api/jobs/1/reprioritise", {"priority": "0"}, 400, "priority '0' must be"),
+    ("POST", "/api/jobs/1/reprioritise", None, 400, "needs a priority from 0"),
+    ("POST", "/api/jobs/1/explode", None, 404, "there is no action 'explode' of a job"),
+    ("POST", "/api/jobs/1/cancel", {"why": "x"}, 400, "field 'why' is unknown"),
+    ("POST", "/api/jobs/1/cancel", b"[1]", 400, "the body must be a JSON object"),
+    ("POST", "/api/jobs/1/cancel", b"{" * 16000, 400, "the body is no JSON"),
+    ("POST", "/api/jobs/1/cancel", b" " * 20000, 413, "over the limit of 16384"),
+    ("POST", "/api/pause", {"kind": 7}, 400, "kind 7 must be text"),
+    ("POST", "/api/pause", {"kind": "x" * 201}, 400, "must be text of 1 to 200"),
+    ("POST", "/api/resume", {"kind": "mail"}, 409, "kind 'mail' is not paused"),
+    ("POST", "/api/replay", {}, 400, "say which"),
+    ("POST", "/api/replay", {"state": "succeeded"}, 400, "can not be replayed"),
+    ("GET", "/api/jobs/1/explain?colour=red", None, 400, "parameter 'colour' is unknown"),
+    ("GET", "/api/limits?colour=red", None, 400, "parameter 'colour' is unknown"),
+    ("GET", "/api/status?colour=red", None, 400, "parameter 'colour' is unknown"),
+    ("GET", f"/api/audit?before={1 << 63}", None, 400, "must be a whole number, up to"),
+    ("GET", f"/api/audit?job={10**19 - 1}", None, 400, "must be a whole number, up to"),
+    ("GET", f"/api/jobs/{1 << 63}", None, 400, "must be an integer from 1"),
+    ("GET", "/api/jobs/", None, 404, "there is nothing at this address"),
+    ("POST", "/api/pause", b'{"kind": "mail", "seconds": 1e400}', 400, "the body is no JSON"),
+    ("POST", "/api/pause", b'{"kind": "mail", "seconds": NaN}', 400, "the body is no JSON"),
+    ("POST", "/api/pause", rb'{"kind": "\ud800"}', 400, "the body is no JSON"),
+    ("POST", "/api/pause", {"kind": "mail", "seconds": ["x" * 9_000]}, 400, "must be a number"),
+    ("POST", "/api/replay", {"state": "dead", "limit": 10**19}, 400, "must be a number"),
+    ("POST", "/api/replay", {"state": "dead\0"}, 400, "without NUL"),
 )
+
+
 def test_an_error_is_one_line_with_the_remedy(
-    ask: Ask,
-    queue: Queue,
-    tokens: dict[str, str],
-    method: str,
-    path: str,
-    body: object,
-    status: int,
-    said: str,
+    ask: Ask, queue: Queue, tokens: dict[str, str]
 ) -> None:
     queue.enqueue("mail", 1)
     lease = queue.claim()
     assert lease is not None
     queue.ack(lease)
-    answer = ask(method, path, body, authorization=bearer(tokens["admin"]))
+    for method, path, body, status, said in MISTAKES:
+        answer = ask(method, path, body, authorization=bearer(tokens["admin"]))
 
-    assert (answer.status_code, list(answer.json())) == (status, ["error"])
-    assert said in answer.json()["error"]
-    assert "\n" not in answer.json()["error"]
+        assert (answer.status_code, list(answer.json())) == (status, ["error"]), path
+        assert said in answer.json()["error"]
+        assert "\n" not in answer.json()["error"]
 
 
 def test_what_a_browser_would_misread_reaches_it_as_text(ask: Ask, queue: Queue, sql: Sql) -> None:
@@ -511,12 +582,28 @@ def test_the_log_is_bounded_and_keeps_the_latest(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(web_audit, "ENTRIES_MAX", 3)
+    monkeypatch.setattr(web_audit, "FORGET_EVERY", 1)
     for kind in "abcde":
         act(queue, ADMIN, Order(action="pause", kind=kind))
 
     assert [entry.kind for entry in web_audit.entries(queue)] == ["e", "d", "c"]
     first = web_audit.entries(queue, limit=1)
     assert [e.kind for e in web_audit.entries(queue, before=first[0].id)] == ["d", "c"]
+
+
+def test_asking_in_vain_pushes_out_nothing_that_was_done(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A viewer has nothing to lose, and as many requests as he likes."""
+    monkeypatch.setattr(web_audit, "ENTRIES_MAX", 6)
+    monkeypatch.setattr(web_audit, "DENIED_MAX", 2)
+    monkeypatch.setattr(web_audit, "FORGET_EVERY", 1)
+    act(queue, ADMIN, Order(action="pause", kind="mail"))
+    for _ in range(9):
+        with pytest.raises(Denied):
+            act(queue, Person(name="eve", role="viewer"), Order(action="resume", kind="mail"))
+
+    assert [one.outcome for one in web_audit.entries(queue)] == ["denied", "denied", "done"]
 
 
 def test_a_backup_holds_the_log_and_a_prune_leaves_it(queue: Queue, place: Path) -> None:
@@ -727,6 +814,57 @@ def test_reads_go_on_while_the_write_lock_is_held_and_an_action_gives_up_in_word
     assert (read.status_code, refused.status_code, done.status_code) == (200, 503, 200)
     assert "was locked by another program for 0.05 s" in refused.json()["error"]
     assert [entry.outcome for entry in web_audit.entries(queue)] == ["done"]
+
+
+# Who keeps the server waiting.
+
+
+LATE: tuple[bytes, ...] = (
+    b"",
+    b"GET /api/status HTTP/1.1\r\nHost: loc",
+    b"POST /api/pause HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{",
+    b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n",
+)
+
+
+def test_a_client_that_is_late_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a request, with its end, with its body, with taking the answer: each held a place."""
+    monkeypatch.setattr(web_server, "REQUEST_SECONDS", 0.05)
+    monkeypatch.setattr(web_server, "TAKING_SECONDS", 0.05)
+    lost: list[bool] = []
+
+    async def large(scope: Scope, receive: Receive, send: Send) -> None:
+        """Wait for the body, then answer more than the kernel keeps for anybody."""
+        while (await receive()).get("more_body"):
+            pass
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": bytes(64 << 20)})
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        state = uvicorn.server.ServerState()
+        config = uvicorn.Config(large, log_config=None, ws="none", http=web_server.Connection)
+        config.load()
+        listening = await loop.create_server(
+            lambda: web_server.Connection(config=config, server_state=state, app_state={}),
+            "127.0.0.1",
+            0,
+        )
+        async with listening:
+            address = listening.sockets[0].getsockname()
+            for text in LATE:
+                with closing(socket.create_connection(address)) as client:
+                    client.sendall(text)  # And then it says and takes nothing more.
+                    while not state.connections:
+                        await asyncio.sleep(0)
+                    async with asyncio.timeout(10):
+                        while state.connections:
+                            await asyncio.sleep(0.001)
+                lost.append(True)
+
+    asyncio.run(run())
+
+    assert len(lost) == len(LATE)
 
 
 # One look for all.
