@@ -177,6 +177,29 @@ class Limits:
         for kind in wanted:
             tx.change(self.JOIN_KIND, {"name": name, "kind": kind})
         tx.change(self.COUNT, {"name": name})
+        self._lose_probes(tx)
+
+    # A probe whose kind no longer uses the resource (or was edited) will decide nothing when it
+    # ends: the breaker would be half-open for ever.
+    LOST_PROBES: Final = """
+        SELECT resource FROM limit_breaker
+         WHERE state = 'half-open'
+           AND NOT EXISTS (SELECT 1 FROM job JOIN limit_kind USING (kind)
+                            WHERE job.id = probe_id AND job.fence = probe_fence
+                              AND job.state = 'leased'
+                              AND limit_kind.resource = limit_breaker.resource)"""
+
+    LOSE_PROBE: Final = """
+        UPDATE limit_breaker
+           SET state = 'open', until_ms = 0, probe_id = NULL, probe_fence = NULL
+         WHERE resource = :name"""
+
+    def _lose_probes(self, tx: Transaction) -> int:
+        """Let another try where the one that tries can not decide; return in how many resources."""
+        names = tx.rows(self.LOST_PROBES)
+        for (name,) in names:
+            tx.change(self.LOSE_PROBE, {"name": name})
+        return len(names)
 
     def _read(self, tx: Transaction, name: str) -> Limit:
         return next(limit for limit in read(self._queue, tx) if limit.name == name)
@@ -422,7 +445,8 @@ class Limits:
         if not database.peek(VERSION):
             return 0
         gates = moved(database.peek(ALL_GATES), Now.of(self._queue))
-        if next(gates, None) is None and not database.peek(self.MISCOUNTED):
+        wrong = (self.MISCOUNTED, self.LOST_PROBES)
+        if next(gates, None) is None and not any(database.peek(look) for look in wrong):
             return 0
         with self._queue.transaction() as tx:
             found = list(moved(tx.rows(ALL_GATES), Now.of(self._queue)))
@@ -431,7 +455,8 @@ class Limits:
             names = tx.rows(self.MISCOUNTED)
             for (miscounted,) in names:
                 tx.change(self.COUNT, {"name": miscounted})
-        return len(found) + len(names)
+            lost = self._lose_probes(tx)
+        return len(found) + len(names) + lost
 
 
 def _checked_kinds(kinds: Iterable[str]) -> tuple[str, ...]:

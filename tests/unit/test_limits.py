@@ -621,6 +621,33 @@ def check_that_an_ending_says_nothing(stand: Stand, ending: str) -> None:
     assert len(stand.other.claim_many(2)) == 2
 
 
+@pytest.mark.parametrize("way", ["set", "edited"])
+def test_a_probe_that_uses_the_resource_no_more_is_followed_by_another(
+    stand: Stand, way: str
+) -> None:
+    """Its end would decide nothing, and the breaker would be half-open for ever."""
+    stand.limits.breaker("api", failures=1, pause=30, kinds=["api", "old"])
+    stand.put("old", 2)
+    stand.fail(stand.take())
+    stand.clock.advance(30)
+    probe = stand.take()
+    stand.put("api", 2)
+    assert stand.is_shut()
+
+    if way == "set":
+        stand.limits.set("api", kinds=["api"])
+    else:
+        stand.sql("UPDATE job SET kind = 'new' WHERE id = ?", probe.job.id)
+        assert stand.limits.mend(at_once=True) >= 1
+    stand.queue.ack(probe)
+    another = stand.other.claim(["api"])
+    assert another is not None
+    assert stand.other.claim(["api"]) is None, "only one tries"
+    stand.other.ack(another)
+    assert stand.limits.mend(at_once=True) == 0
+    assert stand.other.claim(["api"]) is not None
+
+
 def test_a_person_can_close_a_breaker_and_take_it_away(stand: Stand) -> None:
     stand.limits.breaker("api", failures=1, pause=300)
     stand.put("api", 9)
