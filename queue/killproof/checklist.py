@@ -6,12 +6,13 @@ number of rows, the latest.
 """
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, cast
 
-from killproof import backup, metrics, presence
+from killproof import backup, libraries, limits_reading, metrics, pausing, presence
 from killproof.core import barrier
 from killproof.core.database import Transaction
 from killproof.core.jobs import Queue
@@ -25,6 +26,8 @@ JOBS_MAX: Final = 1_000
 BACKUP_MS_MAX: Final = 2 * 86_400_000
 #: A due job that waits longer than this while nobody works is worth a word.
 WAITING_MS_MAX: Final = 60_000
+#: Beyond this part of its open files a process is near the end of them.
+OPEN_FILES_WARN: Final = 0.8
 #: What container engines leave in their containers.
 CONTAINER_MARKS: Final = (Path("/.dockerenv"), Path("/run/.containerenv"))
 
@@ -60,10 +63,12 @@ def checks(queue: Queue) -> list[Check]:
             _claims(),
             _retries(look),
             _rescue(look),
+            *_processes(look),
             _effects(look),
             _errors(look),
             _alert(look),
             _backups(look),
+            *_limits(look, queue),
             *_payloads(look, queue),
             *_schedules(look),
             *_workflows(look),
@@ -131,6 +136,50 @@ def _rescue(look: Look) -> Check:
         text = f"no worker runs, and a job has waited for {span(look.oldest_ms)}"
         return Check(name="rescue", status="warn", text=text, remedy=remedy)
     return Check(name="rescue", status="ok", text="no worker runs, and no job waits for long")
+
+
+def _processes(look: Look) -> Iterator[Check]:
+    """What the kernel tells of the workers' processes, where this user may ask.
+
+    Such a number is only believed of a worker whose lock is held: a process id is used again.
+    """
+    pids = sorted({one.pid for one in look.workers if one.lives} - {os.getpid()})
+    used = {pid: share for pid in pids if (share := _open_files(pid)) is not None}
+    if not used:
+        return
+    for pid in pids:
+        if (trouble := libraries.trouble(pid)) is not None:
+            yield Check(
+                name="libraries",
+                status="warn",
+                text=f"process {pid}: {trouble}; they do not see each other's locks",
+                remedy=libraries.REMEDY,
+            )
+    pid, (now, limit) = max(used.items(), key=lambda item: item[1][0] / item[1][1])
+    text = f"process {pid} has {now:,} of {limit:,} files open, no worker a larger part"
+    if now > limit * OPEN_FILES_WARN:
+        yield Check(
+            name="descriptors",
+            status="warn",
+            text=text,
+            remedy="look for a leak (ls -l /proc/PID/fd), or raise it: ulimit -n, LimitNOFILE=",
+        )
+    else:
+        yield Check(name="descriptors", status="ok", text=text)
+
+
+OPEN_FILES: Final = re.compile(r"^Max open files +([0-9]+)", re.MULTILINE)
+
+
+def _open_files(pid: int) -> tuple[int, int] | None:
+    """Return how many descriptors a process has and may have; None if nobody may know."""
+    try:
+        limits = Path(f"/proc/{pid}/limits").read_text(encoding="ascii")
+        used = len(os.listdir(f"/proc/{pid}/fd"))
+    except OSError:
+        return None
+    found = OPEN_FILES.search(limits)
+    return None if found is None else (used, int(found[1]))
 
 
 HAS_EFFECTS: Final = "SELECT 1 FROM killproof_schema WHERE component = 'effects'"
@@ -204,6 +253,40 @@ def _alert(look: Look) -> Check:
         )
     text = "no dead letters; from cron: killproof status --alert dead --alert age=10min (exit 1)"
     return Check(name="alert", status="ok", text=text)
+
+
+PAUSES: Final = "SELECT kind FROM throttle WHERE reason = :paused ORDER BY kind"
+
+
+def _limits(look: Look, queue: Queue) -> Iterator[Check]:
+    """What is closed until a person opens it, or rests after failures, must be known to be."""
+    paused = [str(kind) for (kind,) in look.tx.rows(PAUSES, {"paused": pausing.PAUSED})]
+    if paused:
+        yield Check(
+            name="pauses",
+            status="warn",
+            text=f"kind {paused[0]!r} is paused, and {len(paused) - 1} more: none of them starts",
+            remedy=f"killproof resume {paused[0]}",
+        )
+    limits = limits_reading.read(queue, look.tx)
+    shut = [
+        (limit.name, gate)
+        for limit in limits
+        for gate in limit.gates
+        if gate.rule == "breaker" or (gate.rule == "closed" and gate.until_ms is None)
+    ]
+    if shut:
+        name, gate = shut[0]
+        why = "its breaker is open" if gate.rule == "breaker" else f"closed: {gate.why}"
+        yield Check(
+            name="limits",
+            status="warn",
+            text=f"limit {name!r} lets nothing start ({why}), and {len(shut) - 1} more",
+            remedy=f"killproof limits; killproof limits open {name!r}, if you know better",
+        )
+    elif limits:
+        text = f"{count_of(len(limits), 'limit')}, no breaker open and none closed by hand"
+        yield Check(name="limits", status="ok", text=text)
 
 
 HAS_PAYLOADS: Final = "SELECT 1 FROM killproof_schema WHERE component = 'payloads'"

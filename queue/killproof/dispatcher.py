@@ -50,6 +50,7 @@ from traceback import format_exception
 from types import FrameType
 from typing import Final, Literal, TypeVar
 
+from killproof import libraries
 from killproof.chores import Chores
 from killproof.core import model, sync
 from killproof.core.clock import Clock
@@ -209,6 +210,7 @@ class Dispatcher:
         self._watch.begin(asyncio.get_running_loop())
         self._pid = os.getpid()
         sync.load()
+        libraries.warn()
         takes_signals = signals and threading.current_thread() is threading.main_thread()
         with self._executors(), self._signals() if takes_signals else nullcontext():
             work = asyncio.create_task(self._run())

@@ -51,6 +51,8 @@ LOOK_SECONDS_MAX: Final = 10.0
 #: The bytes of the -shm file that stand for the five read marks.  Source: SQLite's wal.c,
 #: WALINDEX_LOCK_OFFSET and WAL_READ_LOCK.
 READ_MARKS: Final = range(123, 128)
+#: What SQLite and killproof keep beside the database.
+SIDE_FILES: Final = ("-wal", "-shm", ".workers", ".turnstile", ".gate")
 #: SQLite's answers, in a repair, that accuse the disk; it opens a file to read only after an error.
 DISK_ERRORS: Final = frozenset(
     {
@@ -108,7 +110,7 @@ def doctor(path: str | os.PathLike[str], *, clock: Clock | None = None) -> list[
     if checks[0].status == "fail":
         return checks
     marker = _marker(place)
-    checks += [marker, _log(place)]
+    checks += [marker, _beside(place), _log(place)]
     if marker.status == "fail":
         # Opening could copy frames of the log that nobody has checked into the database.
         return checks
@@ -261,6 +263,37 @@ def _marker(place: str) -> Check:
         text=f"the disk failed: {reason[0] if reason else 'no reason on record'}",
         remedy=f"end all processes of this queue, then: killproof doctor --repair --db {place}",
     )
+
+
+def _beside(place: str) -> Check:
+    """The files beside the database must be usable by whoever may use it, and be of its time."""
+    database = os.stat(place)
+    wrong = []
+    for suffix in SIDE_FILES:
+        try:
+            found = os.stat(place + suffix)
+        except FileNotFoundError:
+            continue
+        mode = database.st_mode & 0o666
+        shared = mode & 0o006 or (mode & 0o060 and found.st_gid == database.st_gid)
+        if found.st_mode & 0o666 != mode or (found.st_uid != database.st_uid and not shared):
+            wrong.append(os.path.basename(place + suffix))
+    if wrong:
+        return Check(
+            name="side files",
+            status="warn",
+            text=f"{', '.join(wrong)}: owner or rights are not those of the database",
+            remedy="chown and chmod them as the database: others can not work with the file",
+        )
+    if os.path.exists(f"{place}-journal"):
+        return Check(
+            name="side files",
+            status="warn",
+            text=f"{os.path.basename(place)}-journal is there: another program has written in "
+            "rollback mode, or the file beside it was replaced",
+            remedy="end all programs that use the file; restore a backup if it is not theirs",
+        )
+    return Check(name="side files", status="ok", text="usable by whoever may use the database")
 
 
 def _log(place: str) -> Check:

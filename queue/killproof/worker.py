@@ -45,7 +45,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from killproof import effects, outcomes, spilling
+from killproof import effects, libraries, outcomes, spilling
 from killproof.chores import Chores
 from killproof.core import sync
 from killproof.core.clock import Clock, SystemClock
@@ -386,6 +386,7 @@ class Worker:
         self._pid = os.getpid()
         self._moved_ns = self._clock.monotonic_ns()
         sync.load()
+        libraries.warn()
         busy_limit = self._queue.database.busy_limit
         try:
             with self._signals(), self._heartbeat, self._firing:

@@ -1,13 +1,16 @@
 """The production checklist: each line can be seen good, and seen bad."""
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from killproof import Host, Lease, ManualClock, Queue, checklist
+from killproof import Host, Lease, ManualClock, Queue, checklist, pausing
 from killproof.backup import backup
 from killproof.effects import Effect, Ledger
+from killproof.limits import Limits
 from killproof.maintenance import Check
 
 Sql = Callable[..., list[tuple[object, ...]]]
@@ -146,3 +149,54 @@ def test_a_backup_that_is_missing_gone_or_old_is_noticed(
     Path(done.path).unlink()
 
     assert "not there any more" in found(queue, "backup").text
+
+
+#: A worker that claims and waits; the kernel tells of its process.
+WORKER = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
+from killproof import Queue
+with Queue(sys.argv[1]) as queue:
+    queue.claim()
+    more = [open("/dev/null") for _ in range(int(sys.argv[2]))]
+    print("ready", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize(("more", "status"), [(0, "ok"), (16, "warn")])
+def test_a_worker_that_runs_out_of_open_files_is_noticed(
+    queue: Queue, more: int, status: str
+) -> None:
+    queue.enqueue("k", 1)
+    with subprocess.Popen(
+        [sys.executable, "-c", WORKER, queue.path, str(more)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as worker:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == b"ready\n"
+        check = found(queue, "descriptors")
+        worker.communicate(b"end\n")
+
+    assert (check.status, f"process {worker.pid} has " in check.text) == (status, True)
+    assert " of 32 files open" in check.text
+
+
+def test_what_is_closed_by_hand_or_rests_after_failures_is_noticed(queue: Queue) -> None:
+    limits = Limits(queue)
+    limits.set("shop", kinds=["scrape"], running=1)
+    limits.breaker("shop", failures=1, pause=60)
+    assert found(queue, "limits").status == "ok"
+    queue.enqueue("scrape", 1)
+    queue.nack(claimed(queue), "no")
+    assert "limit 'shop' lets nothing start (its breaker is open)" in found(queue, "limits").text
+    limits.open("shop")
+    limits.close("shop", None, "moving house")
+    assert "(closed: moving house)" in found(queue, "limits").text
+    limits.open("shop")
+    assert found(queue, "limits").status == "ok"
+
+    pausing.pause(queue, "mail")
+    check = found(queue, "pauses")
+    assert (check.status, check.remedy) == ("warn", "killproof resume mail")

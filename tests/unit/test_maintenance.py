@@ -30,8 +30,8 @@ def test_a_sound_file_has_no_faults(path: Path) -> None:
 
     assert [check for check in checks if check.status == "fail"] == []
     assert {check.name for check in checks} == {
-        "file", "sqlite", "clock", "space", "file system", "marker", "log", "durability",
-        "integrity", "write lock", "death lock",
+        "file", "sqlite", "clock", "space", "file system", "marker", "side files", "log",
+        "durability", "integrity", "write lock", "death lock",
     }  # fmt: skip
     assert "power, journal mode wal" in found(checks, "durability").text
 
@@ -98,6 +98,27 @@ def test_a_log_that_is_not_reset_is_noticed(path: Path, monkeypatch: pytest.Monk
         queue.enqueue("k", None)
 
         assert found(doctor(path), "log").status == "warn"
+
+
+def test_a_side_file_that_others_can_not_use_is_noticed(path: Path) -> None:
+    path.chmod(0o660)
+    for suffix in (".workers", ".turnstile"):
+        Path(f"{path}{suffix}").touch()
+        Path(f"{path}{suffix}").chmod(0o600)
+    check = found(doctor(path), "side files")
+
+    assert (check.status, check.text[:40]) == ("warn", "queue.db.workers, queue.db.turnstile: ow")
+    for suffix in (".workers", ".turnstile"):
+        Path(f"{path}{suffix}").chmod(0o660)
+    assert found(doctor(path), "side files").status == "ok"
+
+
+def test_a_rollback_journal_beside_the_file_is_noticed(path: Path) -> None:
+    Path(f"{path}-journal").touch()
+    check = found(doctor(path), "side files")
+
+    assert check.status == "warn"
+    assert "queue.db-journal is there" in check.text
 
 
 def test_a_full_disk_is_noticed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
