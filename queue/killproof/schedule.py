@@ -101,9 +101,19 @@ class Definition:
             ValueError: somebody has damaged it.
         """
         try:
-            return cls(**json.loads(text))
+            found = cls(**json.loads(text))
         except TypeError as error:
             raise ValueError(f"its definition is damaged: {error}") from error
+        found._check()
+        return found
+
+    def _check(self) -> None:
+        """Raise a ValueError for what no author could have written; the rest is checked by use."""
+        every_ms, deadline = self.every_ms, self.deadline
+        if self.cron is None and (not isinstance(every_ms, int) or every_ms < 1):
+            raise ValueError(f"its definition is damaged: every_ms {every_ms!r} is no interval")
+        if deadline is not None and not isinstance(deadline, int | float):
+            raise ValueError(f"its definition is damaged: deadline {deadline!r} is no number")
 
     def timetable(self, anchor_ms: int) -> Timetable:
         """Return its slots.
@@ -273,25 +283,30 @@ class Schedules:
         model.check_text(name, "name", NAME_CHARS_MAX)
         now_ms = self._clock.now_ms()
         definition.row(now_ms, key_of(name, now_ms))  # Refused now, not at three in the night.
-        former = self.get(name)
         anchor_ms = now_ms + (definition.every_ms or 0) if first_ms is None else first_ms
-        # A first slot in the past is no debt: the interval counts from it, and begins now.
-        after_ms = _after_ms(now_ms, former)
         values: dict[str, Value] = {
             "name": name,
             "definition": definition.text(),
             "anchor_ms": anchor_ms,
-            "next_ms": definition.timetable(anchor_ms).after(after_ms),
             "now_ms": now_ms,
         }
-        with self._queue.transaction() as tx:
-            _ensure_table(tx)
-            found = tx.row(READ_ONE, {"name": name})
-            if found is None or found[1] != values["definition"]:
-                tx.change(self.PUT, values)
+        while True:
+            former = self.get(name)
+            last_slot_ms = None if former is None else former.last_slot_ms
+            # A first slot in the past is no debt: the interval counts from it, and begins now.
+            after_ms = _after_ms(now_ms, former)
+            values["next_ms"] = definition.timetable(anchor_ms).after(after_ms)
+            with self._queue.transaction() as tx:
+                _ensure_table(tx)
                 found = tx.row(READ_ONE, {"name": name})
-        assert found is not None
-        return _schedule(found)
+                if found is not None and found[1] == values["definition"]:
+                    return _schedule(found)
+                # Else a slot has fired since `former` was read, and `next_ms` may be that slot.
+                if found is None or found[5] == last_slot_ms:
+                    tx.change(self.PUT, values)
+                    found = tx.row(READ_ONE, {"name": name})
+                    assert found is not None
+                    return _schedule(found)
 
     PAUSE: Final = """
         UPDATE job_schedule SET paused = 1, updated_ms = :now_ms

@@ -5,7 +5,7 @@ import sqlite3
 import sys
 import zoneinfo
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from killproof import FileRefused, Host, ManualClock, Queue, schedule, schedule_times
+from killproof.core.database import Transaction
 from killproof.schedule import Schedules, fire_due, key_of, slot_of
 from killproof.schedule_firing import LOOK_SECONDS_MAX, Firing
 from killproof.schedule_times import CATCH_UP_MAX, Cron, Interval, TimesUnavailable
@@ -327,6 +328,39 @@ def test_the_key_of_a_slot_is_a_second_line_of_defence(
     assert keys(queue) == [key_of("ping", clock.now_ms())]
 
 
+class Overtaken(Queue):
+    """A process that stands still before its next transaction, while a slot comes and fires."""
+
+    clock: ManualClock | None = None
+
+    def transaction(self) -> AbstractContextManager[Transaction]:
+        if self.clock is not None:
+            clock, self.clock = self.clock, None
+            clock.advance(60)
+            assert len(fire_due(self).ids) == 1
+        return super().transaction()
+
+
+def test_a_slot_that_fires_while_its_schedule_is_replaced_is_not_fired_again(
+    place: Path, clock: ManualClock
+) -> None:
+    """The job of the first firing has ended by then, so that its key does not help."""
+    with Overtaken(place / "q.db", durability="process", host=Host(clock=clock)) as queue:
+        schedules = Schedules(queue)
+        schedules.every("ping", 60, "ping", first=clock.now_ms() / 1_000 + 60)
+        first = clock.now_ms() / 1_000 + 60
+        queue.clock = clock
+        schedules.every("ping", 60, "pong", first=first)
+        lease = queue.claim()
+        assert lease is not None
+        queue.ack(lease)
+
+        assert schedules.fire() == []
+        assert len(keys(queue)) == 1
+        clock.advance(60)
+        assert len(schedules.fire()) == 1
+
+
 @pytest.mark.parametrize(
     ("missed", "late", "fired", "left_out"),
     [
@@ -417,8 +451,15 @@ def test_a_pause_leaves_no_debt(queue: Queue, clock: ManualClock, schedules: Sch
 def test_one_schedule_that_can_not_fire_stops_no_other(
     queue: Queue, clock: ManualClock, schedules: Schedules, sql: Sql
 ) -> None:
-    for name in ("damaged", "healthy", "refused", "unknown"):
+    damages = {
+        "interval": '{"kind": "ping", "payload": 1, "every_ms": 0}',
+        "neither": '{"kind": "ping", "payload": 1}',
+        "text": '{"kind": "ping", "payload": 1, "every_ms": 60000, "deadline": "soon"}',
+    }
+    for name in ("damaged", "healthy", "refused", "unknown", *damages):
         schedules.every(name, 60, "ping")
+    for name, damage in damages.items():
+        sql("UPDATE job_schedule SET definition = ? WHERE name = ?", damage, name)
     text = '{"kind": "ping", "payload": 1, "every_ms": 60000'
     sql("UPDATE job_schedule SET definition = ? WHERE name = 'unknown'", text + ', "x": 1}')
     sql("UPDATE job_schedule SET definition = ? WHERE name = 'damaged'", '{"kind": "x"}')
@@ -428,7 +469,9 @@ def test_one_schedule_that_can_not_fire_stops_no_other(
     fired = fire_due(queue)
 
     assert len(fired.ids) == 1
-    assert [name for name, _ in fired.troubles] == ["damaged", "refused", "unknown"]
+    assert [name for name, _ in fired.troubles] == sorted(
+        ["damaged", "refused", "unknown", *damages]
+    )
     assert fired.next_ms == clock.now_ms() + 60_000
     with pytest.raises(ValueError, match="schedule 'damaged' can not be fired"):
         schedules.fire()
