@@ -33,6 +33,11 @@ MEMO: Final = ("fetch", "parse", "store")
 SPILL_EVERY: Final = 20
 SPILLED_WORK: Final = "sleep:0.2"
 SPILLED_BYTES: Final = (5_000, 40_000)
+#: Jobs of a kind that has a rate, all at once every three seconds: more than it lets through then,
+#: also on a slow machine, and fewer than it lets through until the next.
+CLUMP: Final = "clump"
+CLUMP_EVERY: Final = 3 * JOBS_PER_SECOND
+CLUMP_JOBS: Final = 6
 #: A chain, a diamond, and a fan-out with its join.
 GRAPHS: Final[tuple[dict[str, tuple[str, ...]], ...]] = (
     {"a": (), "b": ("a",), "c": ("b",)},
@@ -232,6 +237,8 @@ def make(
             operations.extend(_workflows(number, at_ms, trouble, seed))
         if "spill" in capabilities and number % SPILL_EVERY == 2:
             operations.append(Operation(f="enqueue", at_ms=at_ms, job=_spilled(number, seed)))
+        if "limits" in capabilities and number % CLUMP_EVERY == CLUMP_JOBS:
+            operations.extend(_clump(number, at_ms))
     for operations in lists:
         operations.sort(key=lambda operation: operation.at_ms)
     maintenance = _maintenance(seconds, capabilities)
@@ -292,6 +299,24 @@ def _spilled(number: int, seed: int) -> Job:
         spill=True,
         body_bytes=source.randrange(*SPILLED_BYTES),
     )
+
+
+def _clump(number: int, at_ms: int) -> list[Operation]:
+    """Return jobs that are urgent, short and many, so that only their rate keeps them waiting."""
+    return [
+        Operation(
+            f="enqueue",
+            at_ms=at_ms,
+            job=Job(
+                id=f"c{number}.{each}",
+                kind=CLUMP,
+                priority=0,
+                script=("sleep:0.002",),
+                body_bytes=20,
+            ),
+        )
+        for each in range(CLUMP_JOBS)
+    ]
 
 
 def _maintenance(seconds: float, capabilities: Sequence[str]) -> list[Operation]:

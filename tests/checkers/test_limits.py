@@ -152,6 +152,20 @@ def test_a_rest_saves_no_more_tokens_than_the_burst(run: "Run") -> None:
     assert "its rate is 10 a second" in run.story("P22")
 
 
+@pytest.mark.parametrize("gaps_ms", [[0, 200, 200], []])
+def test_a_rate_whose_tokens_were_never_gone_has_not_been_tried(
+    run: "Run", gaps_ms: list[int]
+) -> None:
+    starts(run, gaps_ms)
+    other = jobs(run.processes[0], "report")[0]
+    run.processes[1].claims(other)
+
+    finding = run.finding("P22")
+
+    assert finding.verdict == "unknown", finding
+    assert str(finding.reason).startswith("the rate of api was never tried: at most ")
+
+
 # --- Used.
 
 

@@ -324,6 +324,8 @@ def test_all_capabilities_are_in_a_plan_and_come_back_from_its_file(tmp_path: Pa
     assert made.workers == ["w1", "w2", "w3", "w4", "w5", "w6", "d1", "d2"]
     assert {"backup", "collect", "start"} <= {op.f for op in operations}
     assert any(op.job is not None and op.job.spill for op in operations)
+    clumps = [op.at_ms for op in operations if op.job is not None and op.job.kind == workload.CLUMP]
+    assert max(clumps.count(moment) for moment in clumps) == workload.CLUMP_JOBS
     assert any(op.job is not None and op.job.memo for op in operations)
     for operation in operations:
         names = {step.id for step in operation.steps}

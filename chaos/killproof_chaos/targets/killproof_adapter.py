@@ -42,7 +42,7 @@ from killproof_chaos.recording import Recorder, open_recorder, process_name
 from killproof_chaos.targets.hosted import HostedQueue
 from killproof_chaos.targets.killproof_played import named, play
 from killproof_chaos.targets.killproof_recorded import CHECKPOINT_COMMITS, RecordedQueue
-from killproof_chaos.workload import KINDS
+from killproof_chaos.workload import CLUMP, KINDS
 from killproof_evidence.contract import DELETED, START, TERMINAL, Contract
 from killproof_evidence.target import AuditMapping, Definite, Indefinite, JobRow, RunMapping
 
@@ -89,7 +89,7 @@ CONTRACT: Final = Contract(
 LIMITS: Final[Mapping[str, Mapping[str, Any]]] = {
     "archive": {"kinds": ["backup"], "running": 1},
     "press": {"kinds": ["report", "import"], "running": 2},
-    "shop": {"kinds": ["scrape"], "rate": 20.0, "burst": 5},
+    "shop": {"kinds": [CLUMP], "rate": 3.0, "burst": 3},
 }
 #: A schedule, and the kind of its jobs. They take long enough for a kill; and between two slots the
 #: queue has time to be seen at rest.

@@ -10,6 +10,8 @@ the start of the claim and its commit, so the first of the n may count from the 
 on the monotonic clock: that is what a process is told, and no step of the wall clock moves it.
 What it wrote down then says when the next may start, perhaps by another clock that it read at
 another moment of that claim: the next is allowed to be early by the length of the claim before.
+Where the starts, by the times of their commits, never left less than one token, nothing was ever
+kept back by the rate, and it is unknown.
 
 **Used.**  Nobody is accused for a moment of rest.  A limit is not used when a job of it waited
 while fewer ran than may, and all that time somebody was free: either he asked, and was told that
@@ -169,11 +171,15 @@ def _check_rate(evidence: Evidence, tally: Tally, resource: Resource) -> None:
     per_ns = resource.rate / 1e9
     first: tuple[float, Change, int] | None = None
     number, last, most, doubt = 0, 0, 0.0, 0
+    fullest, gone = 0.0, 0.0  # The same by the commits alone: most tokens that were gone at once.
     for change, begin, end in _starts(evidence, resource):
         number += 1
         if evidence.wall_clock.stepped(last, end) and last:
             first = None  # What a step of the wall clock does to a bucket is not held against it.
         last = end
+        level = number - evidence.monotonic(change.t_ms) * per_ns
+        fullest = level if number == 1 else min(fullest, level)
+        gone = max(gone, level + 1 - fullest)
         least = number - begin * per_ns
         if first is None or least < first[0]:
             first = (least, change, number)
@@ -193,6 +199,11 @@ def _check_rate(evidence: Evidence, tally: Tally, resource: Resource) -> None:
                 change.at,
             )
             first = None  # One witness for each crowd.
+    if gone <= resource.burst - 1:
+        tally.missing(
+            f"the rate of {resource.name} was never tried: at most {gone:.1f} of its "
+            f"{resource.burst} tokens were gone"
+        )
     tally.figures[f"starts {resource.name}"] = number
     tally.figures[f"tokens_used_max {resource.name}"] = round(most, 1)
 
