@@ -20,6 +20,9 @@ from killproof_evidence.wall_clock import Step, WallClock
 
 KILLS: Final = frozenset({"kill", "producer-kill"})
 REFUSABLE: Final = frozenset({"ack", "nack", "extend", "release", "snooze"})
+#: Operations that end a lease, unless they are refused.
+ENDS: Final = REFUSABLE - {"extend"}
+Lease = tuple[str, int | None]  #: a job and its fencing token
 
 REDELIVERED: Final = "a job whose worker was killed was delivered again"
 SPARED: Final = "a worker with a job was killed while a peer was idle"
@@ -241,10 +244,28 @@ class _Facts:
             states[str(change["job"])] = change["new"] or ""
         return set(states.values())
 
-    def taken_back(self, pids: Iterable[int]) -> bool:
-        """Say whether a job that one of these processes claimed was claimed again."""
-        wanted = set(pids)
-        held = {(str(r["job"]), r.get("fence")) for r in self.claims() if r["pid"] in wanted}
+    def held(self, *faults: str) -> set[Lease]:
+        """Return the leases that a process had when such a fault struck it, and never ended.
+
+        A job that had failed before, and was claimed again for that, is no evidence of the fault.
+        """
+        struck: dict[int, int] = {}
+        for fault in self.of(*faults):
+            struck[fault["pid"]] = max(fault["t"], struck.get(fault["pid"], 0))
+        ended: set[Lease] = set()
+        asked: dict[tuple[int, int], Lease] = {}
+        for record in self.history:
+            key = record["pid"], record["n"]
+            if record["f"] in ENDS and record["type"] == "invoke":
+                asked[key] = str(record.get("job")), record.get("fence")
+            elif record["type"] == "ok" and key in asked:
+                ended.add(asked[key])
+        claims = (r for r in self.claims() if r["t"] <= struck.get(r["pid"], 0))
+        return {(str(r["job"]), r.get("fence")) for r in claims} - ended
+
+    def taken_back(self, fault: str) -> bool:
+        """Say whether a job was claimed again whose holder such a fault had struck."""
+        held = self.held(fault)
         latest: dict[str, int] = {}
         for change in self.changes:
             if change["new"] == "leased" and change["fence"] is not None:
@@ -331,17 +352,25 @@ def _backed_up(facts: _Facts) -> bool:
     return False
 
 
-def _at_limit(facts: _Facts) -> Iterator[tuple[set[str], set[str]]]:
-    """Yield, for each commit at which a resource is at its limit, who runs and who waits."""
+def _at_limit(facts: _Facts) -> Iterator[tuple[dict[str, int | None], set[str]]]:
+    """Yield, for each commit at which a resource is at its limit, what runs and what waits.
+
+    What runs has the token of its lease beside it.
+    """
     for rules in facts.limits.values():
         kinds: set[str] = set(rules["kinds"])
-        running: set[str] = set()
+        running: dict[str, int | None] = {}
         waiting: set[str] = set()
         for change in facts.changes if "running" in rules else ():
             if change.get("kind") not in kinds:
                 continue
-            for state, jobs in (("leased", running), ("available", waiting)):
-                (jobs.add if change["new"] == state else jobs.discard)(str(change["job"]))
+            job = str(change["job"])
+            running.pop(job, None)
+            waiting.discard(job)
+            if change["new"] == "leased":
+                running[job] = change.get("fence")
+            elif change["new"] == "available":
+                waiting.add(job)
             if len(running) >= rules["running"]:
                 yield running, waiting
 
@@ -369,7 +398,7 @@ def _held_at(records: Iterable[dict[str, Any]], moment: int) -> int:
             continue
         if record["f"] == "claim" and record["type"] == "ok" and "job" in record:
             held.add((record["job"], record.get("fence")))
-        elif record["f"] in REFUSABLE - {"extend"}:
+        elif record["f"] in ENDS:
             if record["type"] == "invoke":
                 asked[record["n"]] = record.get("job"), record.get("fence")
             else:
@@ -378,10 +407,9 @@ def _held_at(records: Iterable[dict[str, Any]], moment: int) -> int:
 
 
 def _taken_up_again(facts: _Facts, jobs: set[str]) -> bool:
-    """Some of these jobs was claimed by a process that was killed, and then again."""
-    killed = {fault["pid"] for fault in facts.of("kill")}
-    claims = [record for record in facts.claims() if str(record["job"]) in jobs]
-    held = {(str(r["job"]), r["fence"]) for r in claims if r["pid"] in killed}
+    """Some of these jobs was in the hand of a process that was killed, and claimed next after."""
+    held = facts.held("kill")
+    claims = (record for record in facts.claims() if str(record["job"]) in jobs)
     return any((str(r["job"]), r["fence"] - 1) in held for r in claims)
 
 
@@ -429,22 +457,16 @@ def _remembered(facts: _Facts) -> bool:
 
 
 def _killed_at_limit(facts: _Facts) -> bool:
-    """Some job whose worker was killed was among those that filled a limit."""
-    killed = {fault["pid"] for fault in facts.of("kill")}
-    held = {str(record["job"]) for record in facts.claims() if record["pid"] in killed}
-    crashed = {
-        str(change["job"])
-        for change in facts.changes
-        if change.get("old") == "leased" and change["new"] == "available"
-    } & held
-    return any(running & crashed for running, _ in _at_limit(facts))
+    """Some lease whose holder was killed was among those that filled a limit."""
+    held = facts.held("kill")
+    return any(running.items() & held for running, _ in _at_limit(facts))
 
 
 SHOWN: Final[tuple[tuple[str, Callable[[_Facts], bool]], ...]] = (
-    (REDELIVERED, lambda f: f.taken_back(x["pid"] for x in f.of("kill"))),
+    (REDELIVERED, lambda f: f.taken_back("kill")),
     (SPARED, _spared),
     (RECOVERED, lambda f: any(x["wal_bytes"] > 0 for x in f.of("kill-all"))),
-    (EXPIRED, lambda f: f.taken_back(x["pid"] for x in f.of("pause"))),
+    (EXPIRED, lambda f: f.taken_back("pause")),
     (REFUSED, lambda f: any(r["f"] in REFUSABLE and r["type"] == "fail" for r in f.history)),
     (STOPPED, lambda f: any(x["pid"] in f.exited for x in f.of("term"))),
     (RELEASED, lambda f: any(r["f"] == "release" and r["type"] == "ok" for r in f.history)),

@@ -214,6 +214,11 @@ BACKUP = [
 ]
 OTHER = {"t": 102, "pid": 1, "n": 2, "f": "claim", "type": "ok", "job": 6, "fence": 1}
 STOP = PAUSE | {"t": 500}
+#: The job had failed before anybody was struck: what came after is a retry.
+NACKED = [
+    {"t": 102, "pid": 1, "n": 2, "f": "nack", "type": "invoke", "job": 5, "fence": 1},
+    {"t": 103, "pid": 1, "n": 2, "f": "nack", "type": "ok", "job": 5, "fence": 1},
+]
 FULL = LEASED | {"kind": "report"}
 BEHIND = {"job": 6, "old": None, "new": "available", "kind": "report"}
 GIVEN_BACK = {"job": 5, "old": "leased", "new": "available", "kind": "report"}
@@ -260,7 +265,7 @@ HUNG = [
         ),
         (
             coverage.EXPIRED,
-            {"nemesis": [PAUSE], "history": CLAIM, "audit": [LEASED, LEASED_AGAIN]},
+            {"nemesis": [STOP], "history": CLAIM, "audit": [LEASED, LEASED_AGAIN]},
             "audit",
         ),
         (coverage.REFUSED, {"history": REFUSED}, "history"),
@@ -354,6 +359,35 @@ def test_each_sometimes_is_met_by_its_evidence_and_not_without_it(
 
     assert sentence in coverage.hit(shown, Options(), WHOLE)
     assert sentence not in coverage.hit(bare, Options(), WHOLE)
+
+
+@pytest.mark.parametrize(
+    "sentence", [coverage.REDELIVERED, coverage.EXPIRED, coverage.SLOT_KILLED, coverage.STEP_KILLED]
+)
+def test_a_retry_is_not_taken_for_the_work_of_a_fault_that_came_after(
+    tmp_path: Path, sentence: str
+) -> None:
+    parts: dict[str, list[dict[str, Any]]] = {
+        "nemesis": [kill(1), STOP],
+        "audit": [born("r1.a", key="schedule:tick:1"), FULL, LEASED_AGAIN],
+    }
+    (tmp_path / "with").mkdir()
+    (tmp_path / "without").mkdir()
+    struck = make_store(tmp_path / "with", history=[START, *TWICE], **parts)
+    failed = make_store(tmp_path / "without", history=[START, *NACKED, *TWICE], **parts)
+
+    assert sentence in coverage.hit(struck, Options(), WHOLE)
+    assert sentence not in coverage.hit(failed, Options(), WHOLE)
+
+
+def test_a_limit_is_filled_by_the_lease_that_was_struck_and_not_by_another_of_its_job(
+    tmp_path: Path,
+) -> None:
+    store = make_store(
+        tmp_path, nemesis=[kill(1)], history=CLAIM, audit=[FULL | {"fence": 2}, GIVEN_BACK]
+    )
+
+    assert coverage.LIMITED_KILL not in coverage.hit(store, Options(), WHOLE)
 
 
 def test_what_held_between_the_steps_is_not_counted_for_the_first_of_them(tmp_path: Path) -> None:
