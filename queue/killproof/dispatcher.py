@@ -528,7 +528,8 @@ class Dispatcher:
         for run in list(self._runs.values()):
             cause = overdue.get(run.tenure)
             where = self._watch.stack() if run is inside else run.stack()
-            if cause is not None or run is guilty:
+            # Whose limit passed because somebody blocks the loop hangs nowhere.
+            if run is guilty or (cause is not None and guilty is None):
                 text = f"handler hangs ({cause or 'blocks'}), leaving it; it was at:\n{where}"
                 self._journal.job(logging.CRITICAL, run.tenure.lease, text)
             if (outcome := run.last_outcome(cause, guilty, where)) is not None:

@@ -6,6 +6,7 @@ it; to cancel the task that waits for the thread would only hide that it goes on
 """
 
 import asyncio
+import contextvars
 import inspect
 import os
 import sys
@@ -102,6 +103,9 @@ class Run:
             self._ground.on_storage_failed(failed)
         finally:
             self.tenure.ended = True
+            if os.getpid() != self._ground.pid:
+                # A child that the handler forked: it would take over the parent's event loop.
+                os._exit(EXIT_HANDLER_HUNG)
 
     def _meant(self, error: BaseException) -> BaseException:
         """Return why a handler was cancelled, where that is what it ended with."""
@@ -118,7 +122,8 @@ class Run:
             result = call(self.handler.original, context)
         else:
             self._is_in_thread = True
-            called = partial(self._called, context)
+            # What a job sets in its context variables is not for the next one in its thread.
+            called = partial(contextvars.copy_context().run, self._called, context)
             result = await self._ground.loop.run_in_executor(self._ground.plain, called)
             self._is_in_thread, self._thread = False, None
             if inspect.isawaitable(result) and self.tenure.told:

@@ -80,8 +80,9 @@ class Settler:
             StorageFailed: the disk failed.
         """
         for one in settlements:
-            if one.tries == 0 and one.seconds is not None:
-                self._journal.end(one.tenure.lease, one.outcome, one.seconds)
+            if one.tries == 0:
+                if one.seconds is not None:
+                    self._journal.end(one.tenure.lease, one.outcome, one.seconds)
                 one.outcome = settled(self._queue, one.tenure.lease, one.outcome, self._journal)
         acks = [one for one in settlements if one.outcome.word == "ack"]
         releases = [one for one in settlements if one.outcome.word == "release"]

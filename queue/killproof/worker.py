@@ -34,6 +34,7 @@ job is released, which is not an attempt.  A second signal ends the grace time a
 Read `killproof.heartbeat` next: the trust window is there.
 """
 
+import contextvars
 import logging
 import os
 import signal
@@ -498,7 +499,8 @@ class Worker:
         try:
             try:
                 self._armed = True
-                result = handler.function(context)
+                # What a job sets in its context variables is not for the next one.
+                result = contextvars.copy_context().run(handler.function, context)
             finally:
                 self._armed = False
         except BaseException as error:  # All of it is the handler's: see the module.

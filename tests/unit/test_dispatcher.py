@@ -4,6 +4,7 @@ Queue, event loop and threads are real; a dispatcher stops itself when it is idl
 """
 
 import asyncio
+import contextvars
 import logging
 import os
 import random
@@ -38,6 +39,7 @@ from killproof.heartbeat import Cause, Tenure
 from killproof.journal import Journal
 from killproof.limits import Limits
 from killproof.outcomes import Outcome
+from killproof.payloads import Payloads
 from killproof.roster import Roster
 from killproof.settling import Settlement, Settler
 from killproof.worker import (
@@ -55,6 +57,7 @@ from killproof.worker import (
 )
 
 Function = Callable[[Context], object]
+TENANT: contextvars.ContextVar[str] = contextvars.ContextVar("TENANT", default="nobody's")
 
 
 class Unwilling(Queue):
@@ -276,6 +279,38 @@ def test_a_plain_handler_and_every_call_to_the_file_run_off_the_loop(stand: Stan
 
     assert set(threads) == {"handler", "claim.committed", "ack.committed"}
     assert threading.get_ident() not in threads.values()
+
+
+def test_a_plain_handler_sees_the_programs_context_and_leaves_none_to_the_next(
+    stand: Stand,
+) -> None:
+    """Both jobs run in one thread."""
+    seen = []
+
+    @stand.handlers("k")
+    def handler(context: Context) -> None:
+        seen.append((threading.get_ident(), TENANT.get()))
+        TENANT.set(f"of job {context.job.id}")
+
+    stand.queue.enqueue_many([("k", None), ("k", None)])
+    program = contextvars.copy_context()
+    program.run(TENANT.set, "of the program")
+    program.run(stand.run, threads=1)
+    assert [tenant for _, tenant in seen] == ["of the program"] * 2
+    assert len({thread for thread, _ in seen}) == 1
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # From Python 3.12 on.
+def test_a_child_that_a_coroutine_forked_ends_with_its_handler(stand: Stand) -> None:
+    """It would wait on the parent's own epoll descriptor, and take its wake-ups away."""
+    ended = []
+
+    async def handler(context: Context) -> None:
+        if child := os.fork():
+            ended.append(await asyncio.to_thread(os.waitpid, child, 0))
+
+    assert stand.do(handler).state == "succeeded"
+    assert [os.waitstatus_to_exitcode(status) for _, status in ended] == [EXIT_HANDLER_HUNG]
 
 
 def test_plain_handlers_are_claimed_for_free_threads_only_and_coroutines_go_on(
@@ -631,6 +666,8 @@ def test_who_blocks_the_loop_is_blamed_and_nobody_whose_limit_passed_because_of_
     assert [(job.state, job.attempt) for job in jobs] == [("retryable", 1), ("available", 0)]
     assert "blocked the event loop" in (jobs[0].error_message or "")
     assert "left.wait(10)" in caplog.text
+    hanging = [line for line in caplog.messages if "handler hangs" in line]
+    assert [line.split()[1] for line in hanging] == ["kind=blocks"]
 
 
 def test_a_job_that_was_claimed_while_the_loop_was_blocked_is_given_back_and_not_claimed_again(
@@ -862,6 +899,18 @@ def test_outcomes_that_meet_a_locked_file_wait_all_of_them_and_lose_nothing(stan
     assert left == acks
     assert settler.write(left) == []
     assert stand.queue.counts()["succeeded"] == 3
+
+
+def test_a_large_result_is_whole_also_when_the_process_leaves_a_hung_handler(
+    stand: Stand,
+) -> None:
+    """What has ended by then was not called again, and had no time of its own to tell."""
+    (tenure,) = claimed(stand, 1)
+    whole = "x" * 2_000_000
+    one = Settlement(tenure=tenure, outcome=Outcome(word="ack", result=whole), seconds=None)
+
+    assert Settler(stand.queue, stand.queue.host.clock, journal()).write([one]) == []
+    assert Payloads(stand.queue).result(stand.job(tenure.lease.job.id)) == whole
 
 
 def test_an_outcome_is_given_up_when_its_lease_is_over(stand: Stand) -> None:

@@ -4,6 +4,7 @@ The queue is real, on a clock that the test moves; the worker stops itself when 
 """
 
 import asyncio
+import contextvars
 import json
 import logging
 import os
@@ -43,6 +44,8 @@ from killproof.worker import (
     Snooze,
     Worker,
 )
+
+TENANT: contextvars.ContextVar[str] = contextvars.ContextVar("TENANT", default="nobody's")
 
 
 class Unwilling(Queue):
@@ -146,6 +149,19 @@ def test_a_result_that_json_cannot_hold_does_not_undo_the_success(stand: Stand) 
     assert (job.state, job.attempt) == ("succeeded", 1)
     assert isinstance(job.result, dict)
     assert job.result["killproof_repr"] == "{1, 2}"
+
+
+def test_what_a_handler_sets_in_its_context_variables_is_gone_for_the_next(stand: Stand) -> None:
+    seen = []
+
+    @stand.handlers("k")
+    def handler(context: Context) -> None:
+        seen.append(TENANT.get())
+        TENANT.set(f"of job {context.job.id}")
+
+    stand.queue.enqueue_many([("k", None), ("k", None)])
+    stand.run()
+    assert seen == ["nobody's"] * 2
 
 
 def test_a_coroutine_function_runs_to_its_end(stand: Stand) -> None:
