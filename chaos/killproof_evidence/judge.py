@@ -115,7 +115,7 @@ PROPERTIES: Final = (
         number="P12",
         sentence="One key has at most one live job",
         engines=("proc", "crash", "disk", "sim", "model"),
-        sources=("history", "audit", "snapshot"),
+        sources=("history", "audit", "snapshot", "nemesis"),
     ),
     Property(
         number="P13",
@@ -179,13 +179,13 @@ PROPERTIES: Final = (
         number="P22",
         sentence="Limits hold over all processes, and are used",
         engines=("proc", "sim"),
-        sources=("audit", "history"),
+        sources=("audit", "history", "nemesis"),
     ),
     Property(
         number="P23",
         sentence="A step starts only after what it needs",
         engines=("proc",),
-        sources=("audit", "history", "effects"),
+        sources=("audit", "history", "effects", "snapshot"),
     ),
     Property(
         number="P24",

@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from killproof_evidence.judge import judge
+
 if TYPE_CHECKING:
     from tests.checkers.conftest import Job, Process, Run
 
@@ -252,6 +254,23 @@ def test_a_job_may_wait_where_nobody_could_have_taken_it(
     finding = run.finding("P22")
 
     assert finding.verdict == "pass", finding
+
+
+def test_without_the_faults_on_record_nobody_is_accused_of_a_wait(
+    producer: "Process", workers: "list[Process]"
+) -> None:
+    """A stop that excuses the worker may be the line that is torn."""
+    run = producer.run
+    run.promises["P22"] = True
+    reached(producer, workers)
+    jobs(producer, "scrape")
+    for worker in workers:
+        run.strikes("pause", worker, t_end=run.now + 7_000_000_000)
+    run.passes(6_000)
+    store = run.store()
+    store.nemesis.write_text("torn\n" * 3)
+
+    assert judge(store).record["properties"]["P22"]["verdict"] == "unknown"
 
 
 # --- What others make of limits.
