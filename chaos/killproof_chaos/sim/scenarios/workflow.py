@@ -10,6 +10,7 @@ from typing import Final
 
 from killproof_chaos.sim.runtime import Faults
 from killproof_chaos.sim.scenario import Actor, Scenario
+from killproof_chaos.sim.scenarios.core import work_once, work_twice
 from killproof_chaos.workload import Job
 from killproof_evidence.evidence import payload_digest
 
@@ -59,9 +60,9 @@ def start_diamond(me: Actor) -> None:
     )
 
 
-def work_twice(me: Actor) -> None:
-    """Be a worker for two steps."""
-    me.work()
+def start_and_do_the_first(me: Actor) -> None:
+    """Start the run and do the step that the two in the middle wait for."""
+    start_diamond(me)
     me.work()
 
 
@@ -113,9 +114,9 @@ DIAMOND: Final = Scenario(
 )
 DIAMOND_LOST: Final = Scenario(
     name="diamond-lost",
-    text="a worker of such a run dies, or is stopped past its lease",
-    actors={"w1": work_twice, "w2": work_twice},
-    prepare=start_diamond,
+    text="two workers do the steps in the middle; one dies, or is stopped past its lease",
+    actors={"w1": work_once, "w2": work_twice},
+    prepare=start_and_do_the_first,
     faults=Faults(crashes=1, passes=1),
     checks={"P23": in_order},
     needs=OPERATIONS,
