@@ -35,6 +35,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from killproof import web_audit, web_others
 from killproof.core import model
+from killproof.core.clock import SystemClock
 from killproof.core.errors import (
     DatabaseBusy,
     FileRefused,
@@ -119,6 +120,7 @@ class Site:
     def __init__(self, db: Path, tokens: Tokens, *, is_private: bool) -> None:
         self.tokens = tokens
         self.is_private = is_private
+        self._clock = SystemClock()
         self._reader = Reader(str(db))
         self._writer = OpenFile(str(db), busy_limit=ACT_BUSY_SECONDS, host=Host())
         self._reading = ThreadPoolExecutor(max_workers=1, thread_name_prefix="killproof-read")
@@ -213,6 +215,7 @@ class Site:
                 "role": person.role if person else None,
                 "may_read": person is not None or not self.is_private,
                 "may": may,
+                "now_ms": self._clock.now_ms(),
                 "roles": {role: ROLE_TEXT[role] for role in ROLES},
             }
         )

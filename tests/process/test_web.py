@@ -97,7 +97,7 @@ class Shown:
         lease = queue.claim()
         assert lease is not None
         try:
-            raise ValueError(f"no such address {EVIL}")
+            raise ValueError(f"no such address {EVIL} {'x' * 9_000}")
         except ValueError as error:
             queue.nack(lease, error, permanent=True)
         return job_id
@@ -133,8 +133,9 @@ def page_of(context: BrowserContext, shown: Shown) -> Iterator[Open]:
     wrong: list[str] = []
     asked: list[str] = []
 
-    def open_page(path: str = "", role: str | None = None) -> Page:
+    def open_page(path: str = "", role: str | None = None, script: str = "") -> Page:
         page = context.new_page()
+        page.add_init_script(script)
         pages.append(page)
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("console", lambda message: wrong.append(message.text))
@@ -175,12 +176,17 @@ def test_the_page_follows_the_queue_without_a_reload(page_of: Open, shown: Shown
 
 def test_without_a_token_the_page_offers_nothing_that_changes(page_of: Open, shown: Shown) -> None:
     """Covers S0.62: read-only, and it says how to act."""
-    page = page_of(f"#/job/{shown.held}")
+    late = "const now = Date.now; Date.now = () => now() - 86400000;"
+    page = page_of(f"#/job/{shown.held}", script=late)
     group = page.get_by_role("group", name="Actions")
 
     expect(group).to_contain_text("Read-only")
     assert group.get_by_role("button").all_inner_texts() == ["Give a token to act"]
-    assert page_of("#/overview").get_by_role("button", name="Pause").count() == 0
+    # The times are the server's, whatever the browser's clock says.
+    expect(page.get_by_role("definition").filter(has_text=" ago")).to_have_count(2)
+    page.goto(f"{shown.url}#/overview")
+    expect(tile(page, "available")).to_be_visible()
+    assert page.get_by_role("button", name="Pause").count() == 0
 
 
 def test_a_job_is_released_and_cancelled_by_keyboard_alone(page_of: Open, shown: Shown) -> None:
@@ -275,6 +281,8 @@ def test_a_telephone_shows_every_page_without_scrolling_sideways(
         page.goto(f"{shown.url}#/{name}")
         expect(page.get_by_role("heading", level=1)).to_be_visible()
         assert page.evaluate("document.documentElement.scrollWidth") <= 360, name
+        # Nor for ever: an error of a page is cut where it is a headline.
+        assert page.evaluate("document.documentElement.scrollHeight") <= 4_000, name
 
 
 def test_a_search_finds_what_a_payload_holds(page_of: Open, shown: Shown) -> None:
@@ -286,6 +294,15 @@ def test_a_search_finds_what_a_payload_holds(page_of: Open, shown: Shown) -> Non
     rows.get_by_role("link", name=f"#{shown.held}").click()
 
     expect(page.get_by_role("heading", level=1)).to_have_text(f"Job #{shown.held}: mail")
+
+
+def test_a_job_that_is_not_there_is_told_in_its_place(
+    shown: Shown, context: BrowserContext
+) -> None:
+    with closing(context.new_page()) as page:  # The browser's console tells of a 404.
+        page.goto(f"{shown.url}#/job/999")
+        expect(page.get_by_role("heading", level=1)).to_have_text("Job #999")
+        expect(page.get_by_role("main").get_by_role("alert")).to_contain_text("there is no job 999")
 
 
 # Without a browser.

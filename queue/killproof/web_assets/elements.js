@@ -58,6 +58,24 @@ export function line(text) {
   return plain(text).replaceAll("\n", "\\n");
 }
 
+/** One line of at most so many characters: an error may be a page long, and is shown whole below. */
+export function short(text, chars = 160) {
+  const found = line(text);
+  return found.length > chars ? `${found.slice(0, chars)} ...` : found;
+}
+
+let ahead = 0;
+
+/** Take over the server's time: a browser's clock may be wrong by hours. */
+export function setNow(ms) {
+  ahead = ms - Date.now();
+}
+
+/** The moment that it is at the server. */
+export function now() {
+  return Date.now() + ahead;
+}
+
 export function count(number) {
   return Number(number).toLocaleString("en-US");
 }
@@ -80,12 +98,21 @@ export function moment(ms) {
 }
 
 /** A moment as its distance from now, with the moment itself behind it. */
-export function ago(ms, nowMs) {
-  const away = nowMs - ms;
+export function ago(ms) {
+  const away = now() - ms;
   const text = away >= 0 ? `${span(away)} ago` : `in ${span(-away)}`;
+  return h("time", { datetime: iso(ms), title: moment(ms) }, text);
+}
+
+/** A moment itself; it breaks between day and hour alone. */
+export function when(ms) {
+  return h("time", { datetime: iso(ms) }, moment(ms).split(" ").flatMap((part) =>
+    [h("span", { class: "whole" }, part), " "]));
+}
+
+function iso(ms) {
   const date = new Date(ms);
-  const iso = Number.isNaN(date.valueOf()) ? null : date.toISOString();
-  return h("time", { datetime: iso, title: moment(ms) }, text);
+  return Number.isNaN(date.valueOf()) ? null : date.toISOString();
 }
 
 export function badge(state) {

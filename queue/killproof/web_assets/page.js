@@ -1,6 +1,6 @@
 // The frame of the page: where one is, who one is, what is live, what was said.
 
-import { count, fill, h, plain, say } from "./elements.js";
+import { count, fill, h, line, plain, say, setNow } from "./elements.js";
 import { VIEWS } from "./views.js";
 
 const PAGES = [["overview", "Overview"], ["jobs", "Jobs"], ["limits", "Limits"],
@@ -122,6 +122,7 @@ function show(latest) {
   fill($("trouble"));
   link("live", "live");
   page.latest = latest;
+  setNow(latest.now_ms);
   say($("file"), plain(latest.path));
   sayCounts(latest.counts);
   page.view?.live?.(latest);
@@ -158,6 +159,7 @@ function tell(text, isError = false) {
 async function learnWho() {
   try {
     page.me = await answered("api/me");
+    setNow(page.me.now_ms);
   } catch (error) {
     if (error.status === 401) {
       sessionStorage.removeItem("token");
@@ -247,7 +249,10 @@ async function route() {
   try {
     await view.load?.();
   } catch (error) {
-    if (page.view === view) tell(error.message, true);
+    if (page.view !== view) return;
+    if (view.element.querySelector("h1")) tell(error.message, true);
+    else fill(view.element, h("h1", null, view.title), h("p", { class: "empty", role: "alert" },
+      line(error.message)));
   }
 }
 
@@ -258,7 +263,10 @@ document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault();  // The address names the page; its part after # is taken.
   $("main").focus();
 });
-addEventListener("hashchange", route);
+addEventListener("hashchange", () => {
+  tell("");  // What was said is of the page before.
+  route();
+});
 await learnWho();
 route();
 follow();

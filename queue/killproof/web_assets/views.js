@@ -2,7 +2,8 @@
 // page is about, `live` takes in each event.
 
 import {
-  ago, badge, bars, count, fill, h, keyed, line, moment, plain, say, span, stretch, table,
+  ago, badge, bars, count, fill, h, keyed, line, moment, now, plain, say, short, span, stretch, table,
+  when,
 } from "./elements.js";
 
 const STATES = ["available", "leased", "retryable", "scheduled", "blocked", "held", "dead",
@@ -21,7 +22,7 @@ const jobLink = (id) => h("a", { href: `#/job/${id}` }, `#${id}`);
 const jobsOf = (query) => `#/jobs?${new URLSearchParams(query)}`;
 const empty = (...children) => h("p", { class: "empty" }, ...children);
 const errorOf = (one) => [one.error_class, one.error_message?.trim().split("\n")[0]]
-  .filter(Boolean).map(line).join(": ");
+  .filter(Boolean).map((text) => short(text)).join(": ");
 
 // The overview.
 
@@ -209,7 +210,7 @@ function jobs(page, { query }) {
   h("button", null, "Show"));
   const body = h("tbody");
   const result = table("Jobs", [["Job", "num"], ["Kind, and what comes next", "text"],
-    ["State", ""], ["Priority", "num wide"], ["Since", "wide"]], body);
+    ["State", ""], ["Priority", "num wide"], ["Since", "when wide"]], body);
   const note = h("p", { class: "note", role: "status" });
   const pager = h("p", { class: "buttons" });
   const bulk = h("p", { class: "buttons" });
@@ -258,7 +259,7 @@ function jobRow(tr, job) {
   if (!tr.children.length) {
     fill(tr, h("th", { scope: "row", class: "num" }, jobLink(job.id)),
       h("td", { class: "text" }, h("span"), h("span", { class: "next clip" })),
-      h("td"), h("td", { class: "num wide" }), h("td", { class: "wide" }));
+      h("td"), h("td", { class: "num wide" }), h("td", { class: "when wide" }));
   }
   const cells = tr.children;
   say(cells[1].firstChild, line(job.kind));
@@ -296,7 +297,7 @@ function job(page, { id }) {
     const shape = `${facts.state} ${page.me.name}`;
     fill(top, h("h1", null, `Job #${facts.id}: ${line(facts.kind)}`),
       h("p", null, badge(facts.state), facts.summary.startsWith(facts.state)
-        ? line(facts.summary.slice(facts.state.length)) : `: ${line(facts.summary)}`), factsOf(facts));
+        ? short(facts.summary.slice(facts.state.length)) : `: ${short(facts.summary)}`), factsOf(facts));
     if (actions.dataset.shape !== shape) {
       const hadFocus = actions.contains(document.activeElement);
       actions.dataset.shape = shape;
@@ -305,10 +306,10 @@ function job(page, { id }) {
     }
     fill(standing, ENDED.includes(facts.state) ? null : [h("h2", null,
       facts.state === "leased" ? "Who runs it" : "Why it does not run"), reasons(why)]);
-    const now = JSON.stringify([facts.attempts, facts.state, facts.fence, facts.payload, facts.result,
+    const told = JSON.stringify([facts.attempts, facts.state, facts.fence, facts.payload, facts.result,
       log.entries]);
-    if (now === seen) return;
-    seen = now;  // A traceback that is being read must not fold or move.
+    if (told === seen) return;
+    seen = told;  // A traceback that is being read must not fold or move.
     fill(rest, h("h2", null, "Attempts"), timeline(facts),
       h("h2", null, "Payload"), textOf(facts.payload, facts.id, "Payload"),
       facts.result ? [h("h2", null, "Result"), textOf(facts.result, facts.id, "Result")] : null,
@@ -318,18 +319,17 @@ function job(page, { id }) {
 }
 
 function factsOf(facts) {
-  const now = Date.now();
   const entries = [
     ["Priority", `${facts.priority}${facts.priority === 0 ? " (urgent)" : ""}`],
     ["Attempts", `${facts.attempt} of ${facts.max_attempts}`],
     ["Failures, crashes", `${facts.failures}, ${facts.crashes}`],
-    ["Put in", ago(facts.created_ms, now)],
-    ENDED.includes(facts.state) ? ["Ended", ago(facts.finished_ms, now)]
-      : ["Due", ago(facts.due_ms, now)],
-    facts.expires_ms !== null ? ["Deadline", ago(facts.expires_ms, now)] : null,
+    ["Put in", ago(facts.created_ms)],
+    ENDED.includes(facts.state) ? ["Ended", ago(facts.finished_ms)]
+      : ["Due", ago(facts.due_ms)],
+    facts.expires_ms !== null ? ["Deadline", ago(facts.expires_ms)] : null,
     facts.key !== null ? ["Key", line(facts.key)] : null,
     ["Retry policy", line(facts.retry)], ["Lease", span(facts.lease_ms)],
-    facts.owner ? ["Worker", facts.owner.slice(0, 8)] : null,
+    facts.owner ? ["Worker", line(facts.owner).slice(0, 8)] : null,
     facts.progress ? ["Progress", progressText(facts.progress)] : null,
     facts.stored_steps.length ? ["Steps done", facts.stored_steps.map(line).join(", ")] : null,
   ];
@@ -377,16 +377,15 @@ function actionsOf(page, facts, load) {
 function reasons(why) {
   if (!why.reasons.length) return h("p", null, "Nothing keeps it: the next claim takes it.");
   return h("ul", { class: "reasons" }, why.reasons.map((reason) => h("li", null,
-    h("strong", null, reason.keeps ? "Keeps it: " : "Does not keep it: "), line(reason.text),
+    h("strong", null, reason.keeps ? "Keeps it: " : "Does not keep it: "), short(reason.text, 600),
     reason.remedy ? [h("br"), h("code", null, line(reason.remedy))] : null)));
 }
 
 function timeline(facts) {
-  const now = Date.now();
   const all = facts.attempts.map((attempt) => ({ ...attempt, until: attempt.finished_ms }));
   if (facts.state === "leased") {
     all.push({ fence: facts.fence, outcome: "leased", worker: facts.owner,
-      started_ms: facts.claimed_ms, until: Math.max(now, facts.claimed_ms) });
+      started_ms: facts.claimed_ms, until: Math.max(now(), facts.claimed_ms) });
   }
   if (!all.length) return empty("It has not been attempted yet.");
   const from = all[0].started_ms;
@@ -455,7 +454,7 @@ function limits(answer) {
     ["", one.rate === null ? "any" : `${one.rate} per s, ${one.tokens} of ${one.burst} now`],
     ["wide", one.breaker ? `${one.breaker.state}, ${one.breaker.seen} of ${one.breaker.failures}` : "-"],
     ["text", one.gates.map((gate) => RULES[gate.rule](gate)
-      + (gate.until_ms === null ? "" : `, ${span(gate.until_ms - Date.now())} more`)).join("; ")
+      + (gate.until_ms === null ? "" : `, ${span(gate.until_ms - now())} more`)).join("; ")
       || "open"])))),
   ...aging.map(([kind, seconds]) => h("p", { class: "note" },
     `${line(kind)} ages: priority 0 after ${span(seconds * 1000)}.`))];
@@ -469,8 +468,8 @@ function workflows(answer) {
     ["Steps done", "num"], ["Started", ""], ["Took", "num wide"], ["Key", "text wide"]],
   h("tbody", null, answer.workflows.map((run) => row(["num", runLink(run.id)],
     ["text", line(run.name)], ["", badge(run.state)], ["num", `${run.succeeded} of ${run.total}`],
-    ["", ago(run.created_ms, Date.now())],
-    ["num wide", span((run.finished_ms ?? Date.now()) - run.created_ms)],
+    ["", ago(run.created_ms)],
+    ["num wide", span((run.finished_ms ?? now()) - run.created_ms)],
     ["text wide", line(run.key ?? "-")]))));
 }
 
@@ -479,13 +478,13 @@ function workflow(page, { id }) {
   let seen = "";
   async function load() {
     const run = await page.get(`api/workflows/${id}`);
-    const now = JSON.stringify(run);
-    if (now === seen) return;
-    seen = now;
+    const told = JSON.stringify(run);
+    if (told === seen) return;
+    seen = told;
     const names = new Map(run.steps.map((step) => [step.job_id, step.name]));
     fill(element, h("h1", null, `Run #${run.id}: ${line(run.name)}`),
       h("p", null, badge(run.state), `, ${run.succeeded} of ${run.total} steps done, started `,
-        ago(run.created_ms, Date.now())),
+        ago(run.created_ms)),
       table("Steps", [["Step", "text"], ["Job", "num"], ["State", ""], ["Attempts", "num wide"],
         ["After", "text"], ["What", "text"]], h("tbody", null, run.steps.map((step) => row(
         ["text", `${step.undoes ? "undo " : ""}${line(step.name)}${step.item ? ` ${step.item}` : ""}`],
@@ -517,8 +516,8 @@ function schedules(answer) {
     ["text", one.definition.cron ? `${line(one.definition.cron)} in ${line(one.definition.zone)}`
       : `every ${span(one.definition.every_ms)}`],
     ["text", line(one.definition.kind)],
-    ["", one.paused ? "paused" : one.next_ms === null ? "never" : ago(one.next_ms, Date.now())],
-    ["", one.last_slot_ms === null ? "-" : ago(one.last_slot_ms, Date.now()),
+    ["", one.paused ? "paused" : one.next_ms === null ? "never" : ago(one.next_ms)],
+    ["", one.last_slot_ms === null ? "-" : ago(one.last_slot_ms),
       one.last_job_id ? [" ", jobLink(one.last_job_id)] : null],
     ["num wide", count(one.fired)], ["num wide", count(one.missed)],
     ["num wide", count(one.overlapped)]))));
@@ -527,14 +526,13 @@ function schedules(answer) {
 // Who did what.
 
 function auditTable(entries) {
-  return table("Audit log", [["When", ""], ["Who", "text"], ["Did", "text"], ["To", ""],
+  return table("Audit log", [["When", "when"], ["Who did what", "text"],
     ["Outcome", "text"]], h("tbody", null, entries.map((entry) => h("tr", null,
-    h("td", null, h("time", { datetime: new Date(entry.at_ms).toISOString() }, moment(entry.at_ms))),
-    h("td", { class: "text" }, `${line(entry.who)} (${entry.role})`),
-    h("td", { class: "text" }, [entry.action, ...Object.entries(entry.detail)
-      .map((detail) => line(detail.join(" ")))].join(", ")),
-    h("td", { class: "text" }, entry.job_id !== null ? jobLink(entry.job_id) : line(entry.kind ?? "-")),
-    h("td", { class: "text" }, badge(entry.outcome), entry.said ? ` ${line(entry.said)}` : null)))));
+    h("td", { class: "when" }, when(entry.at_ms)),
+    h("td", { class: "text" }, `${line(entry.who)} (${entry.role}): `, h("strong", null,
+      [entry.action, ...Object.entries(entry.detail).map((detail) => line(detail.join(" ")))]
+        .join(", ")), " ", entry.job_id !== null ? jobLink(entry.job_id) : line(entry.kind ?? "")),
+    h("td", { class: "text" }, badge(entry.outcome), entry.said ? `: ${line(entry.said)}` : null)))));
 }
 
 function audit(page, { query }) {
