@@ -296,6 +296,17 @@ def test_a_job_below_its_limit_goes_first(producer: "Process", workers: "list[Pr
     assert "claimed job 3" in producer.run.story("P11")
 
 
+def test_what_has_a_rate_has_an_order_among_itself(run: "Run") -> None:
+    """The claim of one shows that the rate let its kind through."""
+    run.parameters["limits"] = {"api": {"kinds": ["scrape"], "rate": 10.0, "burst": 2}}
+    producer, worker = run.process("p1"), run.process("w1")
+    _, later = jobs(producer, "scrape", "scrape")
+    run.passes(20)
+    worker.claims(later)
+
+    assert "w1 claimed job 2 " in run.story("P11")
+
+
 @pytest.mark.parametrize(("limited", "verdict"), [(True, "pass"), (False, "violated")])
 def test_a_wait_for_a_place_below_the_limit_is_no_starvation(
     producer: "Process", workers: "list[Process]", limited: bool, verdict: str

@@ -99,8 +99,13 @@ def _check_claim(
     tally.checked += 1
     asked = claim.value.get("kinds") if isinstance(claim.value, dict) else None
     kinds = waiting if asked is None else [kind for kind in asked if kind in waiting]
-    # Behind its limit a job is not claimable; whether a rate had a token left nobody else can tell.
-    kinds = [k for k in kinds if not limits.is_full(k) and not limits.has_rate(k)]
+    # Behind its limit a job is not claimable; whether a rate had a token left nobody else can tell,
+    # but of the kind that was claimed it had one.
+    kinds = [
+        kind
+        for kind in kinds
+        if kind == change.kind or not (limits.is_full(kind) or limits.has_rate(kind))
+    ]
     known_ms = change.t_ms - (claim.t_end - claim.t) // 1_000_000 - DOUBT_MS
     firsts = [first for kind in kinds if (first := waiting[kind].first(known_ms)) is not None]
     if not firsts:
