@@ -79,17 +79,38 @@ class Settler:
         Raises:
             StorageFailed: the disk failed.
         """
-        for one in settlements:
-            if one.tries == 0:
-                if one.seconds is not None:
-                    self._journal.end(one.tenure.lease, one.outcome, one.seconds)
-                one.outcome = settled(self._queue, one.tenure.lease, one.outcome, self._journal)
+        settlements, left = self._prepare(settlements)
         acks = [one for one in settlements if one.outcome.word == "ack"]
         releases = [one for one in settlements if one.outcome.word == "release"]
         alone = [one for one in settlements if one.outcome.word not in ("ack", "release")]
-        left = self._write_in_batches(acks, ack_many)
+        left += self._write_in_batches(acks, ack_many)
         left += [one for one in alone if not self._write_alone(one)]
         return left + self._write_in_batches(releases, release_many)
+
+    def _prepare(
+        self, settlements: Sequence[Settlement]
+    ) -> tuple[list[Settlement], list[Settlement]]:
+        """Say how handlers ended, and put large results into files.
+
+        Returns:
+            Those that can be written now, and those to try again.
+        """
+        ready, left = [], []
+        for one in settlements:
+            lease, is_first = one.tenure.lease, one.tries == 0
+            if is_first and one.seconds is not None:
+                self._journal.end(lease, one.outcome, one.seconds)
+            try:
+                told = self._journal if is_first else None
+                one.outcome = settled(self._queue, lease, one.outcome, told)
+            except StorageFailed:
+                raise
+            except TRANSIENT as error:
+                if self._is_kept(one, error):
+                    left.append(one)
+            else:
+                ready.append(one)
+        return ready, left
 
     def _write_in_batches(
         self,

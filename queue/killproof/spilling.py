@@ -7,7 +7,12 @@ import logging
 from dataclasses import replace
 from typing import Final
 
-from killproof.core.errors import KillproofError, StorageFailed
+from killproof.core.errors import (
+    DatabaseBusy,
+    KillproofError,
+    OutcomeUnknown,
+    StorageFailed,
+)
 from killproof.core.jobs import Queue
 from killproof.core.model import Job, Lease
 from killproof.journal import Journal
@@ -62,21 +67,31 @@ def spilled(queue: Queue, lease: Lease, result: object) -> object:
     return Payloads(queue).spill(lease, result)
 
 
-def settled(queue: Queue, lease: Lease, outcome: Outcome, journal: Journal) -> Outcome:
+def settled(queue: Queue, lease: Lease, outcome: Outcome, journal: Journal | None) -> Outcome:
     """Return an outcome whose result fits a row; waits for the disk if it is large.
 
     The work is done: where its result can not be kept whole (the disk is full), the queue keeps the
-    beginning of it and says so, as it does with what is no JSON.
+    beginning of it and says so, as it does with what is no JSON.  To be called again before each
+    further try: there may be room by then.
+
+    Args:
+        queue: in whose folder the file is.
+        lease: of the job.
+        outcome: of its handler.
+        journal: where it is said that a result is cut; None where it was.
 
     Raises:
+        DatabaseBusy, OutcomeUnknown: to be tried again, as the ack would be.
         StorageFailed: definite.
     """
     if outcome.word != "ack" or is_small(outcome.result):
         return outcome
     try:
         return replace(outcome, result=spilled(queue, lease, outcome.result))
-    except StorageFailed:
+    except (DatabaseBusy, OutcomeUnknown, StorageFailed):
         raise
     except KillproofError as error:
-        journal.job(logging.ERROR, lease, f"only the beginning of its result is kept: {error}")
+        if journal is not None:
+            text = f"only the beginning of its result is kept: {error}"
+            journal.job(logging.ERROR, lease, text)
         return outcome

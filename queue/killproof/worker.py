@@ -523,10 +523,11 @@ class Worker:
         At least one try is made: the fence, not this worker's clock, decides what is refused.
         """
         lease = tenure.lease
-        outcome = spilling.settled(self._queue, lease, outcome, self._journal)
         tries = 0
         while True:
             try:
+                told = self._journal if tries == 0 else None
+                outcome = spilling.settled(self._queue, lease, outcome, told)
                 if outcome.word == "ack" and not self._stopping:
                     return self._queue.ack_and_claim(lease, outcome.result, self._handlers.kinds)
                 outcomes.send(self._queue, lease, outcome)

@@ -913,6 +913,20 @@ def test_a_large_result_is_whole_also_when_the_process_leaves_a_hung_handler(
     assert Payloads(stand.queue).result(stand.job(tenure.lease.job.id)) == whole
 
 
+def test_a_busy_file_does_not_cut_a_large_result(stand: Stand) -> None:
+    (tenure,) = claimed(stand, 1)
+    whole = "x" * 2_000_000
+    one = Settlement(tenure=tenure, outcome=Outcome(word="ack", result=whole), seconds=0.1)
+    settler = Settler(stand.queue, stand.queue.host.clock, journal())
+    stand.queue.database.busy_limit = 0.0
+    with closing(sqlite3.connect(stand.queue.path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert settler.write([one]) == [one]
+
+    assert settler.write([one]) == []
+    assert Payloads(stand.queue).result(stand.job(tenure.lease.job.id)) == whole
+
+
 def test_an_outcome_is_given_up_when_its_lease_is_over(stand: Stand) -> None:
     (tenure,) = claimed(stand, 1)
     clock = ManualClock()

@@ -12,7 +12,7 @@ import signal
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,11 @@ from killproof import (
     Queue,
     StorageFailed,
     StorageFull,
+    Transaction,
 )
 from killproof.core import model, sync
 from killproof.heartbeat import Tenure
+from killproof.payloads import Payloads
 from killproof.worker import (
     EXIT_HANDLER_HUNG,
     EXIT_STORAGE_FAILED,
@@ -60,6 +62,10 @@ class Unwilling(Queue):
     def claim(self, kinds: object = None) -> Lease | None:
         self._trouble("claim")
         return super().claim(kinds)  # type: ignore[arg-type]  # Handed through as it came.
+
+    def transaction(self) -> AbstractContextManager[Transaction]:
+        self._trouble("transaction")
+        return super().transaction()
 
     def ack(self, lease: Lease, result: object = None) -> None:
         self._trouble("ack")
@@ -149,6 +155,16 @@ def test_a_result_that_json_cannot_hold_does_not_undo_the_success(stand: Stand) 
     assert (job.state, job.attempt) == ("succeeded", 1)
     assert isinstance(job.result, dict)
     assert job.result["killproof_repr"] == "{1, 2}"
+
+
+@pytest.mark.parametrize("trouble", [DatabaseBusy("locked"), OutcomeUnknown("perhaps")])
+def test_a_busy_file_does_not_cut_a_large_result(stand: Stand, trouble: Exception) -> None:
+    whole = "x" * 2_000_000
+    stand.queue.troubles = {"transaction": [trouble]}
+    job = stand.do(lambda context: whole)
+    assert job.state == "succeeded"
+    assert stand.queue.troubles == {"transaction": []}
+    assert Payloads(stand.queue).result(job) == whole
 
 
 def test_what_a_handler_sets_in_its_context_variables_is_gone_for_the_next(stand: Stand) -> None:
