@@ -345,11 +345,19 @@ ORDER_TASKS_INSERT: Final = """
                          JOIN workflow_step AS step ON step.run_id = run.id
                         WHERE run.name = 'orders' AND run.key = NEW.order_id
                           AND step.undoes = 0 AND step.name = NEW.task_name);
-        INSERT INTO job (kind, state, due_ms, max_attempts, retry, created_ms, updated_ms, payload)
+        SELECT RAISE(ABORT,
+            'order_tasks: the task before it has failed: killproof workflow replay, then put it in')
+         WHERE (SELECT step.outcome
+                  FROM workflow_run AS run JOIN workflow_step AS step ON step.run_id = run.id
+                 WHERE run.name = 'orders' AND run.key = NEW.order_id
+                 ORDER BY step.number DESC, step.job_id DESC LIMIT 1)
+               IN ('dead', 'cancelled', 'expired');
+        INSERT INTO job (kind, state, due_ms, max_attempts, retry, created_ms, updated_ms,
+                         expires_ms, payload)
         SELECT 'orders.' || NEW.task_name,
-               iif(EXISTS (SELECT 1 FROM workflow_step
-                            WHERE run_id = run.id AND outcome IS NULL), 'blocked', 'available'),
-               now_ms, 4, 'article', now_ms, now_ms,
+               iif((SELECT outcome IS NULL FROM workflow_step WHERE run_id = run.id
+                     ORDER BY number DESC, job_id DESC LIMIT 1), 'blocked', 'available'),
+               now_ms, 4, 'article', now_ms, now_ms, run.expires_ms,
                json_object('run', run.id, 'workflow', 'orders', 'step', NEW.task_name)
           FROM workflow_run AS run,
                (SELECT CAST(strftime('%s', 'now') AS INTEGER) * 1000
@@ -359,10 +367,11 @@ ORDER_TASKS_INSERT: Final = """
         SELECT last_insert_rowid(), step.job_id
           FROM workflow_run AS run JOIN workflow_step AS step ON step.run_id = run.id
          WHERE run.name = 'orders' AND run.key = NEW.order_id
-         ORDER BY step.number DESC LIMIT 1;
+         ORDER BY step.number DESC, step.job_id DESC LIMIT 1;
         INSERT INTO workflow_step (job_id, run_id, name, number, unmet)
         SELECT last_insert_rowid(), run.id, NEW.task_name, run.steps,
-               EXISTS (SELECT 1 FROM workflow_step WHERE run_id = run.id AND outcome IS NULL)
+               coalesce((SELECT outcome IS NULL FROM workflow_step WHERE run_id = run.id
+                          ORDER BY number DESC, job_id DESC LIMIT 1), 0)
           FROM workflow_run AS run WHERE run.name = 'orders' AND run.key = NEW.order_id;
         UPDATE workflow_run SET steps = steps + 1 WHERE name = 'orders' AND key = NEW.order_id;
     END"""

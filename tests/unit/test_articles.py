@@ -20,13 +20,14 @@ from killproof import (
     articles,
     dispatcher,
     handlers,
+    workflow_view,
 )
 from killproof.articles_sql import VIEWS
 from killproof.backup import backup, restore
 from killproof.core import model
 from killproof.effects import Effect, Ledger
 from killproof.worker import Worker
-from killproof.workflow import STEPS_MAX, Step, Workflow
+from killproof.workflow import STEPS_MAX, Step, Workflow, Workflows
 
 Run = Callable[..., tuple[int, str, str]]
 Rows = Callable[..., list[dict[str, Any]]]
@@ -583,6 +584,31 @@ def test_the_third_article_s_queries_run_unchanged(
         (clock.now_ms() + 900_000) // 1_000,
     )
     assert hung == [{"order_id": "o-2"}]
+
+
+def test_a_task_put_in_behind_steps_side_by_side_waits_for_the_last_of_them_alone(
+    queue: Queue, connection: sqlite3.Connection
+) -> None:
+    """The run was started in Python; a task that waits for what has ended would wait for ever."""
+    flow = Workflow("orders")
+    for name in ("pack", "print"):
+        flow.add(name, needs=[])
+    for order_id in ("o-1", "o-2"):
+        Workflows(queue).start(flow, {}, key=order_id, deadline=4_000_000_000.0)
+    succeeded, failed = queue.claim(["orders.print"]), queue.claim(["orders.print"])
+    assert succeeded is not None
+    assert failed is not None
+    queue.ack(succeeded)
+    queue.nack(failed, "torn", permanent=True)
+    sql = "INSERT INTO order_tasks (order_id, task_name) VALUES (?, 'ship')"
+
+    connection.execute(sql, ("o-1",))
+    lease = queue.claim(["orders.ship"])
+    assert lease is not None
+    assert lease.job.expires_ms == 4_000_000_000_000
+    with pytest.raises(sqlite3.IntegrityError, match="the task before it has failed: killproof"):
+        connection.execute(sql, ("o-2",))
+    assert workflow_view.faults(queue) == []
 
 
 def test_the_rows_of_orders_are_updated_with_every_change(
