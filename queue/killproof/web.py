@@ -56,7 +56,7 @@ from killproof.web_guard import HEADERS, refusal
 from killproof.web_listing import page
 from killproof.web_reading import OpenFile, Reader, ReadTooLong
 
-#: An action waits for the write lock no longer than a person waits for an answer.
+#: An action waits for its turn, and then for the write lock, no longer than a person waits.
 ACT_BUSY_SECONDS: Final = 5.0
 #: Actions that wait for their turn; there is one thread for them.
 ACTIONS_WAITING_MAX: Final = 16
@@ -338,7 +338,14 @@ class Site:
         if self._actions_waiting >= ACTIONS_WAITING_MAX:
             raise HTTPException(503, "too many actions wait for the file: try again in a moment")
 
+        until_ns = self._clock.monotonic_ns() + round(ACT_BUSY_SECONDS * 1e9)
+
         def work() -> dict[str, object]:
+            if self._clock.monotonic_ns() > until_ns:  # Nobody expects it to happen any more.
+                raise DatabaseBusy(
+                    f"others waited for the file before {order.action}, which had no turn for "
+                    f"{ACT_BUSY_SECONDS:g} s: nothing was changed, try again"
+                )
             queue, _ = self._writer.queue()
             return act(queue, person, order)
 

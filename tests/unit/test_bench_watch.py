@@ -70,6 +70,7 @@ def test_figures_of_a_wrong_run_are_void() -> None:
     void = dataclasses.replace(result(1.0, 1.0), correctness=wrong)
 
     assert report_watch.sentence(void) == "The figures are void: job 7 was done twice."
+    assert {met for _, _, met in report_watch.goals(void)} == {"void"}
     assert "1.00 times (p50)" in report_watch.sentence(result(1.0, 1.0))
 
 

@@ -808,11 +808,15 @@ def test_reads_go_on_while_the_write_lock_is_held_and_an_action_gives_up_in_word
         read = asyncio.run(ask("GET", "/api/jobs/1"))
         refused = asyncio.run(ask("POST", "/api/jobs/1/cancel"))
         other.execute("ROLLBACK")
+    monkeypatch.setattr(web, "ACT_BUSY_SECONDS", -1.0)
+    late = asyncio.run(ask("POST", "/api/jobs/1/hold"))
+    monkeypatch.undo()
     done = asyncio.run(ask("POST", "/api/jobs/1/cancel"))
     made.site.close()
 
     assert (read.status_code, refused.status_code, done.status_code) == (200, 503, 200)
     assert "was locked by another program for 0.05 s" in refused.json()["error"]
+    assert (late.status_code, "had no turn" in late.json()["error"]) == (503, True)
     assert [entry.outcome for entry in web_audit.entries(queue)] == ["done"]
 
 
