@@ -72,6 +72,10 @@ quick: ## What needs no processes: seconds.
 mutations: ## Take the core's guards away, one at a time, and see tests go red: minutes.
 	$(BIN)/python tests/mutations.py
 
+.PHONY: matrix
+matrix: ## The core in other surroundings: another SQLite, Python, zone, locale, limits (minutes).
+	$(BIN)/python tests/matrix.py $(ROWS)
+
 REPORTS = report-chaos report-crash report-contention report-power-cut
 
 report: $(REPORTS) ## Make reports/ anew from real runs (minutes).
