@@ -39,7 +39,7 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final, cast
+from typing import Final, TypedDict, cast
 
 from killproof.core import model
 from killproof.core.database import Transaction, Value
@@ -56,6 +56,7 @@ from killproof.limits_reading import (
     Now,
     has_tables,
     left_ms,
+    missing_of,
     moved,
     read,
 )
@@ -104,14 +105,18 @@ class Limits:
     SET_RUNNING: Final = """
         UPDATE limit_resource SET running_max = :running WHERE name = :name"""
 
-    # The tokens that are missing stay missing, at any rate: no change fills the bucket.
     SET_RATE: Final = """
-        INSERT INTO limit_bucket (resource, rate, interval_ns, burst)
-        VALUES (:name, :rate, :interval_ns, :burst)
+        INSERT INTO limit_bucket (resource, rate, interval_ns, burst, missing_ns, at_ns, clock,
+                                  at_ms)
+        VALUES (:name, :rate, :interval_ns, :burst, :missing_ns, :now_ns, :clock, :now_ms)
             ON CONFLICT (resource) DO UPDATE
            SET rate = excluded.rate, interval_ns = excluded.interval_ns, burst = excluded.burst,
-               missing_ns = excluded.interval_ns
-                   * min(excluded.burst, (missing_ns + interval_ns - 1) / interval_ns)"""
+               missing_ns = excluded.missing_ns, at_ns = excluded.at_ns, clock = excluded.clock,
+               at_ms = excluded.at_ms"""
+
+    BUCKET: Final = """
+        SELECT interval_ns, missing_ns, at_ns, clock, at_ms FROM limit_bucket
+         WHERE resource = :name"""
 
     DROP_RATE: Final = "DELETE FROM limit_bucket WHERE resource = :name"
 
@@ -164,8 +169,26 @@ class Limits:
                 tx.change(self.DROP_RATE, {"name": name})
                 tx.change(self.DROP_GATE, {"name": name, "rule": "rate"})
             else:
-                tx.change(self.SET_RATE, {"name": name, **bucket})
+                self._set_rate(tx, name, **bucket)
             return self._read(tx, name)
+
+    def _set_rate(
+        self, tx: Transaction, name: str, *, rate: float, interval_ns: int, burst: int
+    ) -> None:
+        """Set a rate; what is missing of the tokens by now stays missing, at any rate.
+
+        So no change fills the bucket, and none takes what time has filled.
+        """
+        now = Now.of(self._queue)
+        missing_ns = 0
+        if (row := tx.row(self.BUCKET, {"name": name})) is not None:
+            former_ns, *bucket = cast(tuple[int, int, int, str, int], row)
+            missing_ns = missing_of(*cast(tuple[int, int, str, int], tuple(bucket)), now=now)
+            missing_ns = min(-(-missing_ns * interval_ns // former_ns), burst * interval_ns)
+        values: dict[str, Value] = {"name": name, "rate": rate, "interval_ns": interval_ns}
+        values |= {"burst": burst, "missing_ns": missing_ns}
+        values |= {"now_ns": now.ns, "clock": now.clock, "now_ms": now.ms}
+        tx.change(self.SET_RATE, values)
 
     def _set_kinds(self, tx: Transaction, name: str, wanted: tuple[str, ...] | None) -> None:
         """Make the resource if there is none; these kinds use it, and no others."""
@@ -468,7 +491,13 @@ def _checked_kinds(kinds: Iterable[str]) -> tuple[str, ...]:
     return found
 
 
-def _bucket(rate: float | None, burst: int | None) -> dict[str, Value] | None:
+class _Bucket(TypedDict):
+    rate: float
+    interval_ns: int
+    burst: int
+
+
+def _bucket(rate: float | None, burst: int | None) -> _Bucket | None:
     """Return the values of a bucket, or None without a rate."""
     if rate is None:
         if burst is not None:

@@ -126,7 +126,7 @@ def _limit(tx: Transaction, row: tuple[Value, ...], now: Now) -> Limit:
     values: dict[str, Value] = {"name": name, "now_ms": now.ms}
     tokens = None
     if burst is not None:
-        missing_ns = _missing_ns(*cast(tuple[int, int, str, int], tuple(bucket)), now=now)
+        missing_ns = missing_of(*cast(tuple[int, int, str, int], tuple(bucket)), now=now)
         tokens = max(0, cast(int, burst) - -(-missing_ns // cast(int, interval_ns)))
     gates = (
         Gate(
@@ -165,7 +165,7 @@ def _breaker(row: tuple[Value, ...] | None) -> Breaker | None:
     )
 
 
-def _missing_ns(missing_ns: int, at_ns: int, clock: str, at_ms: int, *, now: Now) -> int:
+def missing_of(missing_ns: int, at_ns: int, clock: str, at_ms: int, *, now: Now) -> int:
     """Return what is missing in a bucket by now, as `limits.sql` would count it."""
     passed_ns = now.ns - at_ns if clock == now.clock else (now.ms - at_ms) * 1_000_000
     return max(0, missing_ns - max(0, passed_ns))

@@ -451,6 +451,23 @@ def test_a_changed_rate_keeps_what_was_used(stand: Stand) -> None:
     assert starts(stand, 0.1, step=0.001) in (9, 10)
 
 
+def test_a_changed_rate_takes_no_token_that_time_has_filled(stand: Stand) -> None:
+    """A lower rate must not count the tokens of long ago as if they were missing still."""
+    stand.limits.set("api", rate=1, burst=5)
+    stand.put("api", 30)
+    assert starts(stand, 0.1) == 5
+    stand.clock.advance(2)
+    # Often, as a program does that follows the answers of the other side: none starves it.
+    for number in range(100):
+        stand.limits.set("api", rate=0.001 + number / 1e6, burst=5)
+    assert len(stand.queue.claim_many(9)) == 2
+    stand.clock.advance(10_000)
+    stand.limits.set("api", rate=0.0001, burst=5)
+    limit = stand.limits.get("api")
+    assert limit is not None
+    assert limit.tokens == 5
+
+
 # Closing.
 
 
