@@ -55,6 +55,7 @@ STEP_KILLED: Final = "a worker was killed in a step of a workflow, and the step 
 RUN_FAILED: Final = "a run failed with one of its steps, and another succeeded"
 REMEMBERED: Final = "a handler was given a result that an attempt before it had recorded"
 SPILLED: Final = "a worker was killed with a payload from a file, and another was given it again"
+COLLECTED: Final = "a collection of the files of payloads came to its end"
 LIMITED_KILL: Final = "a worker was killed while its job was the last that a limit let run"
 
 #: Where nobody gets without a nemesis: no handler fails by itself, no worker stops by itself.
@@ -73,6 +74,7 @@ MIXED: Final = (
     (LIMITED, "limits", ()),
     (SLOT_KILLED, "schedule", ("kill",)),
     (SPILLED, "spill", ("kill",)),
+    (COLLECTED, "spill", ()),
     (STEP_KILLED, "workflow", ("kill",)),
     (RUN_FAILED, "workflow", ("handler",)),
     (REMEMBERED, "workflow", ("handler",)),
@@ -352,6 +354,11 @@ def _backed_up(facts: _Facts) -> bool:
     return False
 
 
+def _collected(facts: _Facts) -> bool:
+    """Some collection was told to have ended; what it must have left alone, handlers miss."""
+    return any(record["f"] == "collect" and record["type"] == "ok" for record in facts.history)
+
+
 def _at_limit(facts: _Facts) -> Iterator[tuple[dict[str, int | None], set[str]]]:
     """Yield, for each commit at which a resource is at its limit, what runs and what waits.
 
@@ -489,6 +496,7 @@ SHOWN: Final[tuple[tuple[str, Callable[[_Facts], bool]], ...]] = (
     (SLOTS_PAUSED, lambda f: _had_several(f, "pause")),
     (SLOT_KILLED, _slot_killed),
     (SPILLED, _spilled),
+    (COLLECTED, _collected),
     (STEP_KILLED, _step_killed),
     (RUN_FAILED, lambda f: {"failed", "succeeded"} <= {record["new"] for record in f.runs}),
     (REMEMBERED, _remembered),

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 #: Every operation that a history may hold. `exit` is the end of a process, in order.
 OPERATIONS: Final = frozenset(
     {"enqueue", "claim", "extend", "ack", "nack", "release", "snooze", "hold"}
-    | {"reap", "cancel", "replay", "backup", "start", "exit"}
+    | {"reap", "cancel", "replay", "backup", "collect", "start", "exit"}
 )
 COMPLETIONS: Final = frozenset({"ok", "fail", "info"})
 

@@ -193,7 +193,8 @@ class MixedTarget(Target, Protocol):
     with `id`, `kind`, `payload`, `needs` (ids) and the options of an enqueue, and returns `{"run":
     the queue's id, "jobs": {id: the queue's id}}`; `runs` says where the runs are found. `spill`:
     `enqueue` takes the option `spill`, which puts the payload into a file of its own, and
-    `client.collect()` removes the files that no job needs; such a job's key is the harness's name.
+    `client.collect()` removes the files that no job needs and says how many; such a job's key is
+    the harness's name.
     """
 
     capabilities: frozenset[str]

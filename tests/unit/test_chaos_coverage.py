@@ -53,6 +53,7 @@ def test_the_manifest_of_killproof_is_every_phase_of_the_design_by_kill_and_by_p
         "a run failed with one of its steps, and another succeeded",
         "a handler was given a result that an attempt before it had recorded",
         "a worker was killed with a payload from a file, and another was given it again",
+        "a collection of the files of payloads came to its end",
         "a limit was reached while further jobs of it waited",
         "a worker was killed while its job was the last that a limit let run",
     }
@@ -212,6 +213,7 @@ BACKUP = [
     {"t": 90, "pid": 2, "n": 1, "f": "backup", "type": "invoke"},
     {"t": 110, "pid": 2, "n": 1, "f": "backup", "type": "ok"},
 ]
+COLLECT = [record | {"f": "collect"} for record in BACKUP]
 OTHER = {"t": 102, "pid": 1, "n": 2, "f": "claim", "type": "ok", "job": 6, "fence": 1}
 STOP = PAUSE | {"t": 500}
 #: The job had failed before anybody was struck: what came after is a retry.
@@ -301,6 +303,7 @@ HUNG = [
         (coverage.FORWARD_SCHEDULED, {"nemesis": [STEP, BACK], "audit": [WAITING_THEN]}, "audit"),
         (coverage.DOUBTED, {"nemesis": [FAILED], "history": DOUBT}, "history"),
         (coverage.BACKED_UP, {"history": [*BACKUP[:1], *CLAIM, *BACKUP[1:]]}, "history"),
+        (coverage.COLLECTED, {"history": COLLECT}, "history"),
         (coverage.SLOTS_KILLED, {"nemesis": [kill(1)], "history": [*CLAIM, OTHER]}, "nemesis"),
         (coverage.SLOTS_PAUSED, {"nemesis": [STOP], "history": [*CLAIM, OTHER]}, "history"),
         (coverage.LIMITED, {"audit": [FULL, BEHIND]}, "audit"),

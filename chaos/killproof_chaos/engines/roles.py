@@ -157,10 +157,10 @@ def perform(client: Client, recorder: Recorder, operation: Operation, ids: dict[
         elif operation.run is not None:
             _start(client, recorder, operation.run, operation.steps)
         elif operation.f == "collect":
-            # Nobody is told anything by it; what it must not take is missed by a handler.
+            # What it must not take is missed by a handler; its errors are told as any other's.
             collect = getattr(client, "collect", None)
             assert collect is not None, "the target announces the capability `spill`"
-            collect()
+            recorder.call("collect", collect, told=lambda result: {"value": {"files": result}})
         elif operation.f == "backup":
             backup = getattr(client, "backup", None)
             assert backup is not None, "the target announces the capability `backup`"

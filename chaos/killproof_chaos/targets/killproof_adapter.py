@@ -336,10 +336,10 @@ class KillproofClient:
                 return self._payloads.enqueue(kind, payload, **named)
             return self._queue.enqueue(kind, payload, **named)
 
-    def collect(self) -> None:
-        """Remove the files of payloads that no job needs."""
+    def collect(self) -> int:
+        """Remove the files of payloads that no job needs; return how many."""
         with _translated():
-            self._payloads.collect()
+            return self._payloads.collect().files
 
     def cancel(self, id: int | str) -> bool:  # noqa: A002 - the seam's name
         """Cancel a job; False when it has ended."""
