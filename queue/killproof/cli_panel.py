@@ -4,6 +4,7 @@ On a terminal it is drawn in place, once a second; anywhere else it is a block o
 30 seconds.  Each state has a sign and its word, so nothing is told by colour alone.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -19,6 +20,7 @@ import typer
 
 from killproof.cli_terminal import DB_DEFAULT, AsJson, Db, existing, plain, seconds_of, style_of
 from killproof.panel import BLOCK_SECONDS, Lines, Look, Panel, Showing, rates, sign
+from killproof.web_reading import OpenFile
 from killproof.wording import moment, one_line, printable, span
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ app = typer.Typer()
 
 #: Between two looks on a terminal.
 LIVE_SECONDS: Final = 1.0
+#: Opening waits for a lock only while the log of a queue that was killed is recovered.
+OPEN_BUSY_SECONDS: Final = 5.0
 
 Every = Annotated[
     str | None,
@@ -52,12 +56,19 @@ def watch(db: Path, *, every: str | None, is_once: bool, as_json: bool) -> None:
     seconds = None if every is None else seconds_of(every, "--every")
     former = signal.signal(signal.SIGTERM, _leave)
     try:
-        with existing(db) as queue, shown(seconds, as_json=as_json) as panel:
-            showing = Showing(queue, panel)
-            rest = showing.step()
-            while not is_once:
-                queue.host.clock.sleep(rest)
+        with existing(db) as queue:
+            path, host = queue.path, queue.host
+        # A panel stands for days: a file that is gone ends it, and another one is opened anew.
+        file = OpenFile(path, busy_limit=OPEN_BUSY_SECONDS, host=host)
+        with contextlib.closing(file), shown(seconds, as_json=as_json) as panel:
+            while True:
+                queue, is_new = file.queue()
+                if is_new:
+                    showing = Showing(queue, panel)
                 rest = showing.step()
+                if is_once:
+                    return
+                host.clock.sleep(rest)
     except KeyboardInterrupt:
         return
     finally:

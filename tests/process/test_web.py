@@ -166,9 +166,11 @@ def test_the_page_follows_the_queue_without_a_reload(page_of: Open, shown: Shown
     page.evaluate("window.same = true")
     before = int(tile(page, "available").inner_text())
     with Queue(shown.db) as queue:
-        queue.enqueue("mail", 1)
+        queue.enqueue("constructor", 1)
 
         expect(tile(page, "available")).to_have_text(str(before + 1))
+        row = page.get_by_role("row", name="constructor")
+        expect(row.get_by_role("cell")).to_contain_text(["1", "0"])
         job_id = shown.die(queue, "other")
     expect(page.locator("main")).to_contain_text(f"#{job_id} other: ValueError")
     assert page.evaluate("window.same") is True

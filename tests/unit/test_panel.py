@@ -5,12 +5,15 @@ import json
 import signal
 import sqlite3
 import threading
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from killproof import ManualClock, Queue, StorageFailed, cli_panel, panel
+from killproof.core.errors import FileRefused
 from killproof.panel import Look, Reader, Showing
 from tests.unit.conftest import Run, Sql
 
@@ -230,6 +233,26 @@ def test_watching_ends_in_order_when_it_is_interrupted(
 
     assert run("status", "--watch")[0] == 0
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_panel_on_a_file_that_is_gone_ends_instead_of_showing_what_was(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Path(queue.path)
+
+    class Taken:
+        seconds = 0.001
+
+        def show(self, look: Look) -> None:
+            path.rename(path.with_name("away.db"))
+
+    @contextmanager
+    def shown(seconds: float | None, *, as_json: bool) -> Iterator[Taken]:
+        yield Taken()
+
+    monkeypatch.setattr(cli_panel, "shown", shown)
+    with pytest.raises(FileRefused, match="is gone"):
+        cli_panel.watch(path, every=None, is_once=False, as_json=False)
 
 
 @pytest.mark.parametrize(

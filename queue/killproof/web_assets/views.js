@@ -110,12 +110,17 @@ function kindRows(latest) {
     ...Object.keys(latest.running), ...latest.closed.map((one) => one.kind)]);
   return [...names].sort().map((kind) => ({
     kind,
-    waiting: latest.waiting[kind] ?? 0,
-    running: latest.running[kind] ?? 0,
+    waiting: own(latest.waiting, kind),
+    running: own(latest.running, kind),
     ended: latest.kinds.find((one) => one.kind === kind),
     closed: latest.closed.filter((one) => one.kind === kind),
     now: latest.now_ms,
   }));
+}
+
+/** The count of a kind, which may be called "constructor", as something else of each object is. */
+function own(counts, kind) {
+  return Object.hasOwn(counts, kind) ? counts[kind] : 0;
 }
 
 function kindRow(page, tr, row) {
