@@ -364,8 +364,8 @@ def _at_limit(facts: _Facts) -> Iterator[tuple[dict[str, int | None], set[str]]]
 
     What runs has the token of its lease beside it.
     """
-    for rules in facts.limits.values():
-        kinds: set[str] = set(rules["kinds"])
+    for name, rules in facts.limits.items():
+        kinds: set[str] = set(rules.get("kinds", (name,)))
         running: dict[str, int | None] = {}
         waiting: set[str] = set()
         for change in facts.changes if "running" in rules else ():

@@ -393,6 +393,14 @@ def test_a_limit_is_filled_by_the_lease_that_was_struck_and_not_by_another_of_it
     assert coverage.LIMITED_KILL not in coverage.hit(store, Options(), WHOLE)
 
 
+def test_a_limit_without_kinds_is_on_the_kind_of_its_name(tmp_path: Path) -> None:
+    store = make_store(tmp_path, audit=[FULL, BEHIND])
+    limits = {"report": {"running": 1}}
+    store.write_contract(Contract(parameters={"lease_ms": 500, "limits": limits}))
+
+    assert coverage.LIMITED in coverage.hit(store, Options(), WHOLE)
+
+
 def test_what_held_between_the_steps_is_not_counted_for_the_first_of_them(tmp_path: Path) -> None:
     store = make_store(tmp_path, nemesis=[STEP, BACK], audit=[HELD_THEN])
 
