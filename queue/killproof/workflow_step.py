@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from killproof import spilling, workflow_tables
 from killproof.core.clock import SystemClock
 from killproof.core.database import Transaction, Value
-from killproof.core.errors import DatabaseBusy, StorageFull
+from killproof.core.errors import DatabaseBusy, PayloadInvalid, StorageFull
 from killproof.core.jobs import Queue
 from killproof.handlers import Hold, Permanent
 from killproof.workflow_memo import report_progress
@@ -106,22 +106,28 @@ class Step:
         return self._results
 
     OF_RUN: Final = """
-        SELECT item, job.id, result FROM workflow_step JOIN job ON job.id = job_id
-         WHERE run_id = :run_id AND name = :name AND undoes = 0 AND outcome = 'succeeded'
-         ORDER BY item"""
+        SELECT item, job.id, result, state FROM workflow_step JOIN job ON job.id = job_id
+         WHERE run_id = :run_id AND name = :name AND undoes = 0 ORDER BY item"""
 
     def result(self, name: str) -> Any:
         """Return what any step of the run returned that has succeeded, also a step far above.
 
+        Of a fan-out it is a list, in its order, when all its jobs have succeeded.
+
         Raises:
             LookupError: it has not succeeded, or there is no such step.
         """
-        values: dict[str, Value] = {"run_id": self.run_id, "name": name}
-        rows = cast(list[Any], self._queue.database.peek(self.OF_RUN, values))
-        if not rows:
+        rows = self._of_run(name)
+        each = next((plan.each for plan in self._workflow.plans if plan.name == name), None)
+        spread = [] if rows or each is None else self._of_run(each)  # Perhaps over an empty list.
+        if not (rows or spread) or any(state != "succeeded" for *_, state in (*rows, *spread)):
             raise LookupError(f"step {name!r} of run {self.run_id} has not succeeded")
-        found = [_value(self._queue, job_id, text) for _, job_id, text in rows]
-        return found if rows[0][0] else found[0]
+        found = [_value(self._queue, job_id, text) for _, job_id, text, _ in rows]
+        return found if not rows or rows[0][0] else found[0]
+
+    def _of_run(self, name: str) -> list[tuple[int, int, str | None, str]]:
+        values: dict[str, Value] = {"run_id": self.run_id, "name": name}
+        return cast(list[Any], self._queue.database.peek(self.OF_RUN, values))
 
     def progress(self, done: float, total: float | None = None, note: str = "") -> bool:
         """Store how far this step is, for `killproof workflow show`; see `report_progress`."""
@@ -266,8 +272,12 @@ def _spread(queue: Queue, tx: Transaction, step: Step, plan: "Plan", result: obj
     number = step._workflow.plans.index(plan)
     for place, item in enumerate(result, 1):
         payload = {"run": step.run_id, "workflow": step._workflow.name, "step": plan.name}
-        job = step._workflow.row(plan, now_ms, payload | {"item": item}, None)
-        child = queue._enqueue(tx, job | {"expires_ms": expires_ms})
+        try:
+            job = step._workflow.row(plan, now_ms, payload | {"item": item}, None)
+            child = queue._enqueue(tx, job | {"expires_ms": expires_ms})
+        except PayloadInvalid as error:
+            # The next attempt would do the step's work again, and return the same.
+            raise Permanent(f"item {place} of what step {step.name!r} returned: {error}") from error
         insert_step(tx, child, step.run_id, plan, number, unmet=0, item=place)
         tx.change(INSERT_NEED, {"id": child, "need": job_id, "spread": ""})
         for join in joins:

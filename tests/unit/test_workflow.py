@@ -818,6 +818,33 @@ def test_a_fan_out_that_fails_puts_nothing_in(stand: Stand) -> None:
     assert stand.sql("SELECT steps FROM workflow_run") == [(2,)]
 
 
+def test_the_result_of_a_fan_out_is_the_whole_list_or_none_yet(stand: Stand) -> None:
+    flow, seen = Workflow("flow"), list[object]()
+    flow.step(name="find")(lambda step: step.payload)
+    flow.step(name="resize", each="find")(lambda step: step.item)
+    flow.step(name="look", needs=["find"])(lambda step: seen.append(step.result("resize")))
+    stand.runs.start(flow, [])
+    stand.runs.start(flow, [1, 2])
+    stand.run_step(flow.handlers, "flow.find")
+    stand.run_step(flow.handlers, "flow.look")
+    assert seen == [[]]
+    stand.run_step(flow.handlers, "flow.find")
+    stand.run_step(flow.handlers, "flow.resize")
+    with pytest.raises(LookupError, match="step 'resize' of run 2 has not succeeded"):
+        stand.run_step(flow.handlers, "flow.look")
+
+
+def test_an_item_that_no_job_can_hold_fails_its_step_for_good(stand: Stand) -> None:
+    flow = spread_flow()
+    flow.step(name="odd", needs=[])(lambda step: ["x", float("nan")])
+    flow.step(name="each", each="odd")(lambda step: step.item)
+    stand.runs.start(flow)
+    with pytest.raises(Permanent, match="item 2 of what step 'odd' returned: payload"):
+        stand.run_step(flow.handlers, "flow.odd")
+
+    assert "each 1" not in stand.states()
+
+
 def test_a_fan_out_that_nobody_would_put_in_is_refused(stand: Stand) -> None:
     flow = Workflow("flow")
     flow.add("find", kind="find")
