@@ -24,7 +24,7 @@ Collections exclude each other by a lock of the kernel, and a backup excludes th
 
 **Whoever copies a reference is counted.**  A trigger adds the use of every job that is put in with
 a reference, by whatever way, and refuses one whose file is not there.  It is made by the first
-large payload of a file; a job without a reference pays a comparison of 21 characters.
+large payload of a file; a job without a reference pays a look at 80 characters.
 
 A use ends with its job's row, when that is pruned.  The use of a result begins before its ack (the
 row names the fence): until the ack is in the file the lease protects it, afterwards the success.
@@ -516,17 +516,20 @@ CREATE_USES: Final = """
 
 CREATE_INDEX: Final = "CREATE INDEX payload_use_file ON payload_use (sha256)"
 
-# Whoever puts a job with a reference in, by whatever way.  The text is that of `Reference`.
+# Whoever puts a job with a reference in, by whatever way.  Another program may write white space
+# where `Reference` has none.  What only looks like a reference is none.
 
 ON_INSERT: Final = """
     CREATE TRIGGER killproof_payload AFTER INSERT ON job
-      WHEN substr(NEW.payload, 1, 21) = '{"killproof_payload":'
+      WHEN instr(substr(NEW.payload, 1, 80), '"killproof_payload"')
      BEGIN
         SELECT RAISE(ABORT, 'its payload is a reference to a file that is not there')
-         WHERE NOT EXISTS (SELECT 1 FROM payload_file
+         WHERE json_type(NEW.payload, '$.killproof_payload.sha256') = 'text'
+           AND NOT EXISTS (SELECT 1 FROM payload_file
                             WHERE sha256 = json_extract(NEW.payload, '$.killproof_payload.sha256'));
         INSERT OR IGNORE INTO payload_use (job_id, fence, sha256)
-        VALUES (NEW.id, 0, json_extract(NEW.payload, '$.killproof_payload.sha256'));
+        SELECT NEW.id, 0, sha256 FROM payload_file
+         WHERE sha256 = json_extract(NEW.payload, '$.killproof_payload.sha256');
        END"""
 
 
