@@ -49,6 +49,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[BenchResult, str]:
 def test_a_run_is_judged_and_each_job_was_done_exactly_once(
     small: tuple[BenchResult, str],
 ) -> None:
+    """Rules H3, H9."""
     result, _ = small
 
     assert result.verdict == "pass"
@@ -60,6 +61,7 @@ def test_a_run_is_judged_and_each_job_was_done_exactly_once(
 
 
 def test_every_figure_carries_a_whole_claim_card(small: tuple[BenchResult, str]) -> None:
+    """Rules H2, H4, H5, H12b."""
     result, text = small
 
     for cell in result.cells:
@@ -96,6 +98,7 @@ def one_round(place: Path, arm: str, *, durability: claim.Durability) -> Outcome
 
 
 def test_the_reference_at_power_syncs_by_itself(place: Path) -> None:
+    """Rule H8."""
     outcome = one_round(place, "reference", durability="power")
 
     assert outcome.facts["synchronous"] == "FULL"
@@ -104,6 +107,7 @@ def test_the_reference_at_power_syncs_by_itself(place: Path) -> None:
 
 
 def test_a_ledger_in_which_one_job_is_done_twice_voids_the_figures(place: Path) -> None:
+    """Rule H13."""
     outcome = one_round(place, "killproof", durability="process")
     first, second = outcome.accounts
     assert claim.verdict(place / "run/queue.db", 2_000, outcome).verdict == "pass"
@@ -121,6 +125,7 @@ def test_a_ledger_in_which_one_job_is_done_twice_voids_the_figures(place: Path) 
 
 
 def test_a_backlog_that_ran_dry_proves_nothing(place: Path) -> None:
+    """Rule H6."""
     outcome = dataclasses.replace(one_round(place, "killproof", durability="process"), ran_dry=True)
 
     assert claim.verdict(place / "run/queue.db", 2_000, outcome).verdict == "unknown"
@@ -144,7 +149,7 @@ def test_a_worker_stopped_at_the_turnstile_holds_it_and_the_others_go_on(place: 
 
 
 def test_steps_per_call_do_not_depend_on_the_rows_in_other_states(place: Path) -> None:
-    """Covers S0.30, F54."""
+    """Covers S0.30, F54. Rule H6."""
     result = rows.run(place, rows=3_000, tick=lambda _: None)
 
     assert {cost.operation for cost in result.costs} == set(rows.OPERATIONS)

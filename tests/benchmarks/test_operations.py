@@ -41,7 +41,7 @@ def measure(
 
 
 def test_enqueue_puts_in_one_job_per_call(queue: Queue, benchmark: BenchmarkFixture) -> None:
-    """Covers S1.49."""
+    """Covers S1.49. Rule H7."""
     before = queue.counts()["available"]
 
     rounds = measure(benchmark, lambda: queue.enqueue("bench", PAYLOAD))
@@ -50,13 +50,14 @@ def test_enqueue_puts_in_one_job_per_call(queue: Queue, benchmark: BenchmarkFixt
 
 
 def test_claim_takes_one_job_per_call(queue: Queue, benchmark: BenchmarkFixture) -> None:
-    """Covers S1.49, S2.15."""
+    """Covers S1.49, S2.15. Rule H7."""
     rounds = measure(benchmark, lambda: claimed(queue))
 
     assert queue.counts()["leased"] == rounds
 
 
 def test_ack_finishes_one_job_per_call(queue: Queue, benchmark: BenchmarkFixture) -> None:
+    """Rule H7."""
     def prepared() -> tuple[tuple[Lease], dict[str, object]]:
         return (claimed(queue),), {}
 
@@ -68,6 +69,7 @@ def test_ack_finishes_one_job_per_call(queue: Queue, benchmark: BenchmarkFixture
 def test_ack_and_claim_finishes_one_job_and_takes_the_next(
     queue: Queue, benchmark: BenchmarkFixture
 ) -> None:
+    """Rule H7."""
     held = [claimed(queue)]
 
     def once() -> None:

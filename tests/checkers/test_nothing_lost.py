@@ -150,6 +150,7 @@ def test_a_refused_job_that_exists_is_a_phantom(run: "Run") -> None:
 
 
 def test_a_job_of_an_unanswered_enqueue_may_exist(run: "Run") -> None:
+    """Rule C10."""
     run.process("p1").enqueues("a", answer="info")
 
     assert run.verdict("P2") == "pass"
@@ -377,6 +378,7 @@ def test_a_snapshot_that_tells_another_state_is_seen(run: "Run") -> None:
 
 
 def test_a_job_missing_from_the_snapshot_is_seen(run: "Run") -> None:
+    """Rule C6."""
     run.process("p1").enqueues("a").rows = 0
 
     assert "the snapshot tells it as absent" in run.story("P14")

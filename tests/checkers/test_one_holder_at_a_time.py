@@ -473,6 +473,7 @@ def test_rows_of_a_job_of_unknown_end_are_not_judged(
 def test_a_key_that_the_sink_applied_twice_is_seen(
     run: "Run", producer: "Process", first: "Process"
 ) -> None:
+    """Rule C9a."""
     job = claimed(producer, first, sink="http")
     first.runs(job)
     first.acks(job)
@@ -513,6 +514,7 @@ def test_a_key_applied_once_over_two_attempts_is_exactly_once(
 def test_two_effects_of_one_execution_are_seen(
     run: "Run", producer: "Process", first: "Process"
 ) -> None:
+    """Rule C9a."""
     job = claimed(producer, first)
     first.starts(job)
     first.makes_effect(job)
@@ -533,6 +535,7 @@ def again(worker: "Process", job: "Job") -> None:
 def test_a_second_run_that_no_fault_explains_is_seen(
     run: "Run", producer: "Process", first: "Process", second: "Process"
 ) -> None:
+    """Rule C9a."""
     job = claimed(producer, first)
     first.runs(job)
     run.reaps(job)
@@ -544,6 +547,7 @@ def test_a_second_run_that_no_fault_explains_is_seen(
 def test_a_second_run_beside_one_that_has_not_ended_is_seen(
     run: "Run", producer: "Process", first: "Process", second: "Process"
 ) -> None:
+    """Rule C13."""
     job = claimed(producer, first)
     first.starts(job)
     first.makes_effect(job)
@@ -756,6 +760,7 @@ def test_a_release_explains_a_second_run(
 def test_a_lease_that_ran_out_explains_a_second_run(
     run: "Run", producer: "Process", first: "Process", second: "Process"
 ) -> None:
+    """Rule C13."""
     job = claimed(producer, first)
     first.runs(job)
     run.passes(520)

@@ -108,6 +108,7 @@ def test_an_operation_has_two_ends_and_its_process_an_exit(store: Store) -> None
 
 
 def test_an_operation_without_a_completion_is_info(store: Store) -> None:
+    """Rule C10."""
     HistoryWriter(store.history_file("w1"), "w1").invoke("claim")
 
     history = read_history(store)
@@ -206,6 +207,7 @@ def effects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_an_attempt_leaves_start_effect_and_end(effects: Path) -> None:
+    """Rule C9."""
     points: list[str] = []
     result = effect.run({"id": "a"}, job=7, attempt=1, fence=4, sync=points.append)
 

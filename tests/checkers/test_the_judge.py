@@ -53,6 +53,7 @@ def test_a_run_that_keeps_what_it_promises_passes(run: "Run") -> None:
 
 
 def test_a_run_that_promises_nothing_does_not_pass(run: "Run") -> None:
+    """Rule C7."""
     healthy(run)
     run.promises = {}
 
@@ -65,6 +66,7 @@ def test_a_run_that_promises_nothing_does_not_pass(run: "Run") -> None:
 
 
 def test_a_run_without_a_manifest_does_not_pass(run: "Run") -> None:
+    """Rule C7."""
     healthy(run)
     del run.facts["obligations"]
 
@@ -124,6 +126,7 @@ def test_a_missed_obligation_makes_a_pass_unknown(run: "Run") -> None:
 
 
 def test_a_promise_without_evidence_makes_a_pass_unknown(run: "Run") -> None:
+    """Rule C4."""
     healthy(run)
     run.promises["P12"] = True
 
@@ -485,7 +488,10 @@ def test_a_generated_run_is_healthy_in_every_promise_of_this_engine(generated: P
 
 
 def test_one_effect_line_too_few_or_too_many_changes_the_verdict(generated: Path) -> None:
-    """Goal: no checker is blind to a lost or repeated effect. Method: try every single line."""
+    """Goal: no checker is blind to a lost or repeated effect. Method: try every single line.
+
+    Rules C1, C9.
+    """
     tried = 0
     for path in sorted((generated / "effects").glob("[0-9]*.jsonl")):
         original = path.read_text()

@@ -25,6 +25,7 @@ CONTROL_LINES_MAX = 150
 def test_a_broken_queue_is_violated_by_the_property_that_it_breaks(
     place: Path, fault: Fault
 ) -> None:
+    """Rule C1."""
     nemesis = ("--nemesis", fault.nemesis) if fault.nemesis else ()
     done = subprocess.run(
         [sys.executable, "-m", "killproof", "chaos", "run", "--target", fault.name, *BUDGET,

@@ -96,6 +96,7 @@ def stage(place: Path) -> Iterator[Stage]:
 def test_a_kill_that_is_aimed_at_a_phase_lands_in_it_and_is_a_sigkill(
     stage: Stage, phase: str
 ) -> None:
+    """Rules C2, C3."""
     worker = stage.worker()
     nemesis = stage.nemesis(Fault(fault="kill", at_ms=0, phase=phase))
     stage.until(lambda: stage.ended, nemesis)
@@ -153,6 +154,7 @@ def test_a_stopped_process_goes_on_when_the_run_is_healed(stage: Stage) -> None:
 
 
 def test_a_worker_that_gets_sigterm_ends_in_order(stage: Stage) -> None:
+    """Rule C3."""
     worker = stage.worker()
     nemesis = stage.nemesis()
     nemesis.term(worker, "worker.idle")
@@ -174,6 +176,7 @@ def test_another_program_holds_the_write_lock_as_long_as_planned(stage: Stage) -
 
 
 def test_a_lock_that_nobody_had_to_wait_for_is_taken_again_and_not_for_ever(stage: Stage) -> None:
+    """Rule C4."""
     nemesis = stage.nemesis(Fault(fault="lock", at_ms=0, length_ms=20))
     stage.until(lambda: nemesis.exhausted, nemesis)
 
@@ -207,6 +210,7 @@ def test_an_end_that_nobody_asked_for_is_not_explained_away(stage: Stage) -> Non
 def test_a_kill_that_came_after_the_process_had_ended_by_itself_does_not_count(
     stage: Stage,
 ) -> None:
+    """Rule C4."""
     worker = stage.worker()
     nemesis = stage.nemesis()
     worker.doom = {"t": 0, "fault": "kill", "pid": worker.pid, "phase": "ack.begin", "hit": True}

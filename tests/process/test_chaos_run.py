@@ -101,20 +101,49 @@ def test_a_short_run_hits_every_place_and_finds_minimal_healthy(place: Path) -> 
     assert json.loads(again.stdout) == verdict
 
 
+#: Notes which module of the harness opens a file of the database by its path.
+WATCH = """
+import os, sys
+def watch(event, arguments):
+    path = arguments[0] if event == "open" else None
+    if isinstance(path, str) and path.endswith((".db", "-wal", "-shm")):
+        frame = sys._getframe(1)
+        while frame is not None and "killproof" not in frame.f_code.co_filename:
+            frame = frame.f_back  # The standard library's copying, say.
+        name = os.path.basename(frame.f_code.co_filename) if frame else "nobody of ours"
+        opened = os.open(os.environ["OPENED"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(opened, f"{name}\\n".encode())
+        os.close(opened)
+sys.addaudithook(watch)
+"""
+#: They copy the file when every process has ended, and look into the copy.
+AFTERWARDS = {"finish.py", "evidence.py"}
+
+
 def test_without_faults_the_obligations_are_missed_and_the_verdict_is_unknown(
     place: Path,
 ) -> None:
-    """The negative control of the vacuity guard: the nemeses chosen, and their faults left out."""
+    """The negative control of the vacuity guard: the nemeses chosen, and their faults left out.
+
+    Rule C1.  Rule C15: no part of the harness opens a live file but through SQLite.
+    """
+    (place / "sitecustomize.py").write_text(WATCH)
+    opened = place / "opened"
     words = ("--target", "minimal", "--seconds", "1", "--workers", "2", "--nemesis", "kill,pause")
-    done = chaos(place, "run", *words, "--kills", "0", "--pauses", "0", "--seed", "1")
+    done = chaos(
+        place, "run", *words, "--kills", "0", "--pauses", "0", "--seed", "1",
+        environment={"PYTHONPATH": str(place), "OPENED": str(opened)},
+    )  # fmt: skip
 
     assert done.returncode == 2, done.stdout + done.stderr
     assert "obligation missed: kill@claim.locked" in done.stdout
     assert "obligation missed: pause@handler.start" in done.stdout
     assert "minimal: unknown" in done.stdout
+    assert set(opened.read_text().split()) == AFTERWARDS
 
 
 def test_a_supervisor_that_is_killed_leaves_no_process_behind(place: Path) -> None:
+    """Rule C5."""
     supervisor = subprocess.Popen(
         [sys.executable, "-m", "killproof", "chaos", "run", *SHORT, "--seconds", "30"],
         cwd=place,

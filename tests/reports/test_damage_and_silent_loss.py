@@ -340,7 +340,7 @@ def damaged(place: Path) -> Path:
 
 
 def test_damage_is_told_without_a_cause_that_nobody_has_isolated(damaged: Path) -> None:
-    """B79: a thread of three candidates for one corruption, and no evidence for any."""
+    """B79: a thread of three candidates for one corruption, and no evidence for any. Rule C14."""
     check_no_cause_is_named(damaged)
 
 

@@ -1,8 +1,11 @@
 """The list of reports says what the tests say."""
 
 import ast
+import importlib.util
 import re
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -79,7 +82,36 @@ def test_a_list_that_says_something_else_is_seen(line: str, instead: str, words:
 
 
 def test_a_report_without_a_control_is_seen() -> None:
+    """Rule C1."""
     text = (HERE / "README.md").read_text("utf-8")
     spoiled = {name: source.replace("B31, control", "B31") for name, source in sources().items()}
     with pytest.raises(AssertionError, match="without a control"):
         check_the_list(text, spoiled)
+
+
+def tables() -> ModuleType:
+    """Return what makes the tables of docs/reports.md."""
+    path = HERE.parent.parent / "docs" / "reported.py"
+    spec = importlib.util.spec_from_file_location("reported", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["reported"] = module  # Its dataclasses look for their module.
+    spec.loader.exec_module(module)
+    return module
+
+
+def check_the_rules(ruled: dict[str, list[str]], waiting: dict[str, str]) -> None:
+    for name, tests in ruled.items():
+        assert bool(tests) != (name in waiting), f"{name}: shown, or waits for something"
+
+
+def test_every_rule_for_a_harness_is_shown_by_a_test_or_waits_for_something() -> None:
+    reported = tables()
+    check_the_rules(reported.ruled(), reported.WAITING)
+
+
+@pytest.mark.parametrize(("name", "waiting"), [("C3", {"H1": "", "H10": ""}), ("H1", {})])
+def test_a_rule_that_nothing_shows_is_seen(name: str, waiting: dict[str, str]) -> None:
+    with pytest.raises(AssertionError, match=name):
+        check_the_rules(tables().ruled() | {name: []}, waiting)

@@ -14,6 +14,7 @@ def arms(plan: Plan, workers: int) -> str:
 
 
 def test_two_rounds_are_abba_or_baab_so_that_drift_falls_on_both_arms() -> None:
+    """Rule H12a."""
     seen = {arms(Plan(workers=(1, 2, 4, 8), seed=seed), 4) for seed in range(20)}
 
     assert seen == {"krrk", "rkkr"}
@@ -42,6 +43,7 @@ def test_only_calls_that_ended_in_the_measured_time_count_for_the_rate() -> None
 
 
 def test_a_call_that_still_waits_at_the_end_is_not_left_out_of_the_tail() -> None:
+    """Rule H11."""
     cut = sample([calls((10.1, 10.2)), calls((10.5, 14.5))], 10 * SECOND, 2.0)
 
     assert cut.counts == (1, 0)

@@ -77,6 +77,7 @@ def test_an_interval_is_refused_with_too_few_blocks() -> None:
 
 
 def test_a_rate_is_the_mean_of_its_blocks_with_an_interval_around_it() -> None:
+    """Rules H12, H12a."""
     figure = measure.rate_figure(samples(90, 100, 110, 95, 105), block_seconds=0.5, seed=1)
 
     assert figure.value == 200.0
@@ -141,6 +142,7 @@ def moment(*, busy: int, steal: int, own: float) -> machine.Moment:
 
 
 def test_a_run_beside_other_programs_wears_the_badge() -> None:
+    """Rule H14."""
     before = moment(busy=0, steal=0, own=0.0)
     alone = machine.noise(before, moment(busy=5_000, steal=0, own=48.0), [1_000, 1_100])
     crowded = machine.noise(before, moment(busy=5_000, steal=0, own=20.0), [1_000, 1_100])
@@ -157,6 +159,7 @@ def test_a_run_beside_other_programs_wears_the_badge() -> None:
 
 
 def test_the_raw_rate_leaves_no_file_behind(tmp_path: Path) -> None:
+    """Rule H14."""
     assert machine.raw_syncs_per_second(tmp_path, seconds=0.01) > 0
     assert list(tmp_path.iterdir()) == []
     assert machine.now().all_ticks > 0

@@ -134,6 +134,7 @@ def test_a_run_without_faults_meets_no_obligation_of_a_nemesis(tmp_path: Path) -
 
 
 def test_asking_for_no_kill_does_not_meet_the_obligation_to_kill(tmp_path: Path) -> None:
+    """Rule C12."""
     options = Options(kills=0)
     hit = coverage.hit(make_store(tmp_path, nemesis=[]), options, WHOLE)
 
@@ -152,6 +153,7 @@ def test_asking_for_no_kill_does_not_meet_the_obligation_to_kill(tmp_path: Path)
 def test_a_run_that_is_not_whole_misses_what_every_run_owes(
     tmp_path: Path, run: dict[str, Any], missed: str
 ) -> None:
+    """Rules C5, C6."""
     hit = coverage.hit(make_store(tmp_path, nemesis=[]), Options(), WHOLE | run)
 
     assert missed not in hit
@@ -173,6 +175,7 @@ def test_a_kill_meets_its_cell_and_a_producers_kill_too(tmp_path: Path) -> None:
 
 
 def test_a_kill_of_an_idle_worker_is_a_cell_but_no_hit(tmp_path: Path) -> None:
+    """Rule C12."""
     store = make_store(tmp_path, nemesis=[kill(1, "worker.idle", hit=False)])
     hit = coverage.hit(store, Options(kills=1), WHOLE)
 

@@ -37,6 +37,7 @@ def test_an_operation_of_the_second_thread_hides_the_first_until_it_returns(boar
 
 
 def test_who_arrives_at_an_armed_phase_stands_still_until_let_go(board: Board) -> None:
+    """Rule C2."""
     board.arm(1, "claim.locked", True)
     passed = threading.Event()
 

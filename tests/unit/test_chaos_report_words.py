@@ -190,6 +190,7 @@ def test_operations_without_an_answer_are_counted() -> None:
 
 
 def test_the_environment_says_whether_sqlite_has_the_wal_reset_fault() -> None:
+    """Rule C14."""
     affected = dict(report_words.environment_rows(record(), RUN))
     fixed = dict(
         report_words.environment_rows(
@@ -270,6 +271,7 @@ def test_hostile_text_stays_text_in_markdown() -> None:
 
 
 def test_no_report_calls_a_queue_correct() -> None:
+    """Rule C11."""
     texts = [
         markdown([(found, RUN)], EMPTY, "x.html").lower()
         for found in (record(), record("unknown"), violated("P1"))

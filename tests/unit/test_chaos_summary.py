@@ -49,6 +49,7 @@ def record(verdict: str, **more: Any) -> dict[str, Any]:
 def test_the_headline_tells_the_extent_and_never_that_a_queue_is_correct(
     verdict: str, text: str
 ) -> None:
+    """Rule C11."""
     assert summary.headline(record(verdict)) == text
 
 
