@@ -438,12 +438,16 @@ class Limits:
     MOVE_GATE: Final = """
         UPDATE limit_gate SET until_ms = :until_ms WHERE resource = :name AND rule = :rule"""
 
-    # Somebody may have edited the kind of a running job, or put a row in as leased.
+    # Somebody may have edited the kind of a running job, or put a row in as leased.  The jobs that
+    # run are read once, not once for each resource: every worker looks every second.
     MISCOUNTED: Final = """
-        SELECT name FROM limit_resource
-         WHERE running <> (SELECT count(*) FROM job
-                            WHERE state = 'leased'
-                              AND kind IN (SELECT kind FROM limit_kind WHERE resource = name))"""
+        SELECT name
+          FROM limit_resource
+          LEFT JOIN (SELECT resource, count(*) AS leased
+                       FROM job JOIN limit_kind USING (kind)
+                      WHERE state = 'leased' GROUP BY resource) AS held
+            ON held.resource = name
+         WHERE running <> coalesce(leased, 0)"""
 
     def mend(self, *, at_once: bool = False) -> int:
         """Put right what a step of the wall clock, or somebody's hand, has put wrong.

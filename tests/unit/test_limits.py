@@ -995,6 +995,7 @@ def test_a_count_reads_the_jobs_that_run_and_no_others(
     )
     steps = [str(row[3]) for row in plan if "job" in str(row[3])]
     assert steps == ["SCAN job USING INDEX job_leased"]
+    assert not [row[3] for row in plan if "CORRELATED" in str(row[3])], "once, for all resources"
 
 
 # Each guard is needed.
