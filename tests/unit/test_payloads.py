@@ -183,6 +183,30 @@ def test_the_result_of_an_attempt_that_failed_after_all_is_collected(
     assert large.collect().files == 1
 
 
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_content_is_on_the_disk_before_its_name_and_the_name_before_it_is_told(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, durable: bool
+) -> None:
+    """A power cut may leave the name without the content where the order is another."""
+    steps: list[tuple[str, str]] = []
+    sync_file, rename = os.fsync, os.rename
+
+    def synced(descriptor: int) -> None:
+        steps.append(("sync", Path(f"/proc/self/fd/{descriptor}").readlink().suffix))
+        sync_file(descriptor)
+
+    def renamed(old: Path, new: Path) -> None:
+        steps.append(("rename", ""))
+        rename(old, new)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "rename", renamed)
+    Folder(queue.path, durable=durable).store(lambda: [b"content"])
+
+    written = [("sync", ".partial"), ("rename", ""), ("sync", ".payloads"), ("sync", "")]
+    assert steps == (written if durable else [("rename", "")])
+
+
 # Never a dangling reference.
 
 
