@@ -282,6 +282,16 @@ def test_wrong_usage_is_one_line_and_code_64(run: Run) -> None:
         assert len(err.splitlines()) == 1
 
 
+def test_a_port_that_is_taken_is_one_line_with_the_remedy(run: Run) -> None:
+    run("enqueue", "mail", "1", "--durability", "process")
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        port = str(taken.getsockname()[1])
+        code, out, err = run("serve", "--port", port)
+
+    assert (code, out) == (3, "")
+    assert re.fullmatch(rf"killproof: .*--port {port}: Address already in use: .*\n", err)
+
+
 def test_without_the_extra_the_command_says_what_to_install(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
