@@ -70,6 +70,8 @@ RATE_MAX: Final = 1_000_000.0
 #: A bucket that takes longer to fill is a mistake in units; and its nanoseconds must fit 63 bits.
 FILL_SECONDS_MAX: Final = 100 * 365 * 86_400.0
 FAILURES_MAX: Final = 1_000
+#: Kinds of one resource: under a mutex each claim and each end writes as many rows, about 6 ms.
+KINDS_MAX: Final = 1_000
 #: How often a worker looks for rows that a step of the clock has moved.
 MEND_INTERVAL_NS: Final = 1_000_000_000
 #: Room that is left for a number in the name of a resource that is made for a kind.
@@ -492,6 +494,11 @@ def _checked_kinds(kinds: Iterable[str]) -> tuple[str, ...]:
     found = tuple(model.check_text(kind, "kind", model.KIND_CHARS_MAX) for kind in kinds)
     if not found:
         raise ValueError("kinds [] names no kind: name one, or leave the argument out")
+    if len(found) > KINDS_MAX:
+        raise ValueError(
+            f"kinds names {len(found)} kinds, over the limit of {KINDS_MAX}: each gate that shuts "
+            "writes a row for each of them"
+        )
     return found
 
 

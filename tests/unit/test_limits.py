@@ -866,6 +866,9 @@ WRONG: dict[str, Callable[[Limits], object]] = {
     "pause 0 must be a number of seconds": lambda found: found.breaker("x", pause=0),
     "there is no limit 'x': see killproof limits": lambda found: found.close("x", 1, "no"),
     "there is no limit 'y': see": lambda found: found.open("y"),
+    "kinds names 1001 kinds, over the limit of 1000": lambda found: found.set(
+        "x", kinds=[str(number) for number in range(1_001)]
+    ),
     "seconds -1 must be a number of seconds": lambda found: found.close_kind("x", -1, "no"),
 }
 
