@@ -187,14 +187,14 @@ def run(row: Row) -> dict[str, Any]:
         shown["red"] = re.findall(r"^(?:FAILED|ERROR) (.*)$", said, re.MULTILINE)
         fine = status == 0
         if not row.tests:
-            shown["chaos"], chaos_fine = chaos(row, python, variables)
+            shown["chaos"], chaos_fine = chaos(row, python, variables, shown["probe"]["sqlite"])
             fine = fine and chaos_fine
     shown["seconds"] = round(time.time() - began)
     return shown | {"result": "passed" if fine else "FAILED"}
 
 
-def chaos(row: Row, python: str, variables: dict[str, str]) -> tuple[str, bool]:
-    """Make a short chaos run; return what it told, and whether it broke no promise."""
+def chaos(row: Row, python: str, variables: dict[str, str], sqlite: str) -> tuple[str, bool]:
+    """Make a short chaos run; return what it told, and whether it hit and broke no promise."""
     store = Path(variables["TMPDIR"]) / "run"
     argv = [python, "-m", "killproof", "chaos", "run", *CHAOS, "--store", str(store)]
     _, said = command(row, variables, argv)
@@ -206,6 +206,8 @@ def chaos(row: Row, python: str, variables: dict[str, str]) -> tuple[str, bool]:
     told = last[-1].removeprefix("killproof: ") if last else verdict["verdict"]
     kills = re.search(r"in ([0-9,]+) kills", told)
     hit = kills is not None and int(kills[1].replace(",", "")) > 0
+    if (ran := verdict["environment"]["sqlite"]) != sqlite:
+        return f"{told}, but on SQLite {ran}", False
     return told, hit and verdict["verdict"] in ("pass", "unknown")
 
 
@@ -259,14 +261,17 @@ HEAD = """# The same core in other surroundings
 
 Command: `make matrix`, or a few rows with `make matrix ROWS="newer umask"`
 
-Each row: a probe that tells the surroundings as it finds them, then the core's tests (`tests/unit/test_core_*.py`, `tests/process/test_core_*.py`), then `killproof chaos run {chaos}`.
-A short chaos run misses some of the places that it owes, so its best verdict is mostly "unknown": no broken promise, and not everything reached.
+Each row is a probe that tells the surroundings as it finds them, then the core's tests
+(`test_core_*.py` of `tests/unit/` and `tests/process/`), then `killproof chaos run`
+with `{chaos}`.
+A short chaos run misses some of the places that it owes, so its best verdict is mostly "unknown":
+no broken promise, and not everything reached.
 
-Machine: {machine}
+Machine: {machine}.  Seed of each chaos run: 1.
 
 | row | Python, SQLite | tests | chaos | result |
 |---|---|---|---|---|
-"""  # noqa: E501 - a paragraph is a line
+"""
 
 TAIL = """
 ## The surroundings, as the probe found them
@@ -275,13 +280,17 @@ TAIL = """
 |---|---|---|---|---|---|
 {probes}
 
-## What is not shown
+## What this does not show
 
-- Which SQLite is *fixed* is told by its version (`killproof doctor` knows the ranges); that the fault of the affected ones does not happen is not shown by a few seconds.
-- The newer SQLite is that of `pysqlite3`, the standard library's own module built with another library, put in its place at the start of every process. Why the core does not run on apsw: [decision 35](../docs/decisions.md).
+- Which SQLite has the WAL-reset fault is told by its version (`killproof doctor` knows the ranges);
+  that the fault does not happen is not shown by a few seconds.
+- The newer SQLite is that of `pysqlite3`, the standard library's own module built with another
+  library, put in its place at the start of every process.
+  Why the core does not run on apsw: [decisions](../docs/decisions.md).
 - Every other file system, kernel and architecture; macOS and Windows are not supported.
-- A disk of 1 MiB is memory (tmpfs), so level `process`; a failing disk is another thing: [power cuts](power-cut.md).
-"""  # noqa: E501
+- A disk of 1 MiB is memory (tmpfs), so level `process`; a failing disk is another thing:
+  [power cuts](power-cut.md).
+"""
 
 
 def report(found: dict[str, dict[str, Any]]) -> str:
