@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from killproof_evidence.audit import TABLE, expression, quoted
-from killproof_evidence.target import AuditMapping
+from killproof_evidence.target import AuditMapping, RunMapping
 
 
 class BackupsUnread(RuntimeError):
@@ -28,7 +28,10 @@ class BackupsUnread(RuntimeError):
 
 
 def read_backups(
-    original: Path, mapping: AuditMapping | None, copies: Sequence[tuple[str, Path]]
+    original: Path,
+    mapping: AuditMapping | None,
+    copies: Sequence[tuple[str, Path]],
+    runs: RunMapping | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Read copies of a database in a process of their own; yield the lines of backups.jsonl.
 
@@ -36,6 +39,7 @@ def read_backups(
         original: the database at the end of the run; nobody has it open.
         mapping: how a job is found in it; None: the copies are only checked as files.
         copies: the name of each in the history, and where it lies now.
+        runs: how a run of a workflow is found in it; None: it has none.
 
     Raises:
         BackupsUnread: the process ended with an error; definite.
@@ -43,6 +47,7 @@ def read_backups(
     asked = {
         "original": str(original),
         "mapping": None if mapping is None else asdict(mapping),
+        "runs": None if runs is None else asdict(runs),
         "copies": [(name, str(path)) for name, path in copies],
     }
     done = subprocess.run(
@@ -58,7 +63,11 @@ def read_backups(
 
 
 def facts_of(
-    name: str, path: Path, original: Path, mapping: AuditMapping | None
+    name: str,
+    path: Path,
+    original: Path,
+    mapping: AuditMapping | None,
+    runs: RunMapping | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Yield the facts of one copy: what it is as a file, then each job in it."""
     head: dict[str, Any] = {"backup": name, "opens": False, "problems": []}
@@ -70,6 +79,8 @@ def facts_of(
             for table, rowid, parent, _ in copy.execute("PRAGMA foreign_key_check"):
                 head["problems"].append(f"row {rowid} of {table} refers to no row of {parent}")
             jobs = [] if mapping is None else list(_jobs(copy, mapping))
+            if runs is not None:
+                head["runs"] = dict(_runs(copy, runs))
             head["seq"] = None if mapping is None else _snapshot(copy, original)
             head |= {"opens": True, "bytes": path.stat().st_size, "jobs": len(jobs)}
     except sqlite3.Error as error:
@@ -85,6 +96,12 @@ def _jobs(copy: sqlite3.Connection, mapping: AuditMapping) -> Iterable[tuple[Any
     table = quoted(mapping.table)
     query = f"SELECT {columns} FROM {table} AS NEW"  # noqa: S608 - from the mapping
     return ((job, mapping.states.get(state, state)) for job, state in copy.execute(query))
+
+
+def _runs(copy: sqlite3.Connection, runs: RunMapping) -> Iterable[tuple[str, str]]:
+    columns = f"{expression(runs.name)}, {expression(runs.state)}"
+    query = f"SELECT {columns} FROM {quoted(runs.table)} AS NEW"  # noqa: S608 - from the mapping
+    return ((str(name), runs.states.get(state, state)) for name, state in copy.execute(query))
 
 
 def _snapshot(copy: sqlite3.Connection, original: Path) -> int:
@@ -105,8 +122,9 @@ def main() -> None:
     """Read what stdin names, and print the facts as JSON lines."""
     asked = json.load(sys.stdin)
     mapping = None if asked["mapping"] is None else AuditMapping(**asked["mapping"])
+    runs = None if asked["runs"] is None else RunMapping(**asked["runs"])
     for name, path in asked["copies"]:
-        for record in facts_of(name, Path(path), Path(asked["original"]), mapping):
+        for record in facts_of(name, Path(path), Path(asked["original"]), mapping, runs):
             print(json.dumps(record, separators=(",", ":")))
 
 

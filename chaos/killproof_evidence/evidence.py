@@ -353,6 +353,7 @@ class Backup:
     problems: list[str]  #: what SQLite finds wrong in it
     seq: int | None  #: the last change that is in it; None: no audit tells
     count: int  #: jobs that were in it
+    runs: dict[str, str] | None  #: runs of workflows that were in it; None: nobody looked
     jobs: dict[str, tuple[int, str]] = field(default_factory=dict)  #: id -> its line, its state
 
     @property
@@ -712,6 +713,7 @@ class Evidence:
                     problems=record["problems"],
                     seq=record.get("seq"),
                     count=record.get("jobs", 0),
+                    runs=record.get("runs"),
                 )
             except (KeyError, TypeError) as error:
                 self._bad(BACKUPS, line, f"a record with a missing or wrong field ({error})")

@@ -211,6 +211,8 @@ class Process:
         found = found if jobs is None else jobs
         seq = len(self.run.audit) if seq is None else seq
         facts = {"backup": name, "opens": True, "problems": [], "seq": seq, "jobs": len(found)}
+        if self.run.runs:
+            facts["runs"] = {run: state for run, state in self.run.runs.items() if state}
         self.run.backups.append(facts | head)
         self.run.backups += [
             {"backup": name, "job": str(n), "state": state} for n, state in found.items()

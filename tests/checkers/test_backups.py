@@ -9,7 +9,7 @@ import pytest
 
 from killproof_evidence.audit import install_audit
 from killproof_evidence.backups import read_backups
-from killproof_evidence.target import AuditMapping
+from killproof_evidence.target import AuditMapping, RunMapping
 
 if TYPE_CHECKING:
     from tests.checkers.conftest import Process, Run
@@ -161,6 +161,24 @@ def test_a_copy_of_an_untold_moment_leaves_it_unknown(run: "Run", producer: "Pro
     assert finding.reason == "of what moment backup backup-0 is, nothing tells"
 
 
+@pytest.mark.parametrize(
+    ("runs", "verdict"),
+    [({"r": "running"}, "pass"), ({"r": "succeeded"}, "violated"), ({}, "violated"),
+     ({"r": "running", "s": "running"}, "violated"), (None, "unknown")],
+)  # fmt: skip
+def test_a_run_is_in_a_copy_as_it_was_at_that_moment(
+    run: "Run", producer: "Process", runs: dict[str, str] | None, verdict: str
+) -> None:
+    run.edges |= {"start": ("available", "blocked")}
+    producer.starts_run("r", {"a": [], "b": ["a"]})
+    producer.backs_up(runs=runs)
+    run.commits_run("r", "cancelled")
+
+    finding = run.finding("P24")
+
+    assert finding.verdict == verdict, finding
+
+
 # --- How the facts are got.
 
 MAPPING = AuditMapping(table="job", id="id", state="state", states={"ready": "available"})
@@ -178,15 +196,23 @@ def test_a_copy_tells_its_jobs_and_the_last_commit_that_it_shares_with_the_origi
 ) -> None:
     with closing(a_queue(tmp_path / "queue.db")) as db:
         db.execute("INSERT INTO job VALUES (1, 'ready'), (2, 'leased')")
+        db.execute("CREATE TABLE flow (id INTEGER PRIMARY KEY, name TEXT, state TEXT)")
+        db.execute("INSERT INTO flow VALUES (1, 'r', 'going')")
         with closing(sqlite3.connect(tmp_path / "copy.db")) as copy:
             db.backup(copy)
             copy.execute("UPDATE job SET state = 'ready' WHERE state = 'leased'")
             copy.commit()
         db.execute("UPDATE job SET state = 'succeeded'")
+        db.execute("UPDATE flow SET state = 'succeeded'")
+    copies = [("b", tmp_path / "copy.db")]
+    runs = RunMapping(
+        table="flow", id="id", state="state", name="name", states={"going": "running"}
+    )
 
-    found = list(read_backups(tmp_path / "queue.db", MAPPING, [("b", tmp_path / "copy.db")]))
+    found = list(read_backups(tmp_path / "queue.db", MAPPING, copies, runs))
 
     assert found[0]["opens"]
+    assert found[0]["runs"] == {"r": "running"}
     assert (found[0]["seq"], found[0]["jobs"], found[0]["problems"]) == (2, 2, [])
     assert [(row["job"], row["state"]) for row in found[1:]] == [
         ("1", "available"),

@@ -104,8 +104,10 @@ def _read_backups(
         return
     log = store.writer(store.backups)
     further: Callable[[Path], list[str]] | None = getattr(target, "backup_problems", None)
+    copies = [(name, place / name) for name in made]
+    runs = mix.runs_of(target, mix.read(store.db))
     try:
-        for facts in read_backups(original, target.audit, [(name, place / name) for name in made]):
+        for facts in read_backups(original, target.audit, copies, runs):
             if further is not None and facts.get("opens"):
                 facts["problems"] += further(place / facts["backup"])
             log.append(facts)

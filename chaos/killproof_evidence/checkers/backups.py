@@ -3,7 +3,16 @@
 from collections.abc import Iterable
 
 from killproof_evidence.contract import DELETED
-from killproof_evidence.evidence import Backup, Change, Evidence, Story, at, at_end, where
+from killproof_evidence.evidence import (
+    Backup,
+    Change,
+    Evidence,
+    RunChange,
+    Story,
+    at,
+    at_end,
+    where,
+)
 from killproof_evidence.finding import Finding, Tally
 from killproof_evidence.history import Operation
 
@@ -107,6 +116,8 @@ def _check_moments(evidence: Evidence, tally: Tally, made: Iterable[Made]) -> No
     states: dict[str, Change] = {}  # The last change of each job so far.
     changes = evidence.changes
     taken = 0
+    runs: dict[str, RunChange] = {}
+    begun = 0
     known = []
     for _, backup in made:
         if backup.seq is not None:
@@ -117,8 +128,32 @@ def _check_moments(evidence: Evidence, tally: Tally, made: Iterable[Made]) -> No
         while taken < len(changes) and changes[taken].line <= seq:
             states[str(changes[taken].story.id)] = changes[taken]
             taken += 1
+        while begun < len(evidence.run_changes) and evidence.run_changes[begun].line <= seq:
+            change = evidence.run_changes[begun]
+            runs[str(change.name)] = change
+            begun += 1
         tally.checked += 1
         _check_moment(evidence, tally, backup, states)
+        _check_runs(tally, backup, runs)
+
+
+def _check_runs(tally: Tally, backup: Backup, runs: dict[str, RunChange]) -> None:
+    """The runs of workflows are in a table of their own, and of the same moment."""
+    if backup.runs is None:
+        if runs:
+            tally.missing(f"nobody has looked for runs in backup {backup.name}")
+        return
+    for name in sorted(runs.keys() | backup.runs.keys()):
+        then = runs.get(name)
+        word, found = None if then is None else then.new, backup.runs.get(name)
+        if word != found:
+            tally.violate(
+                name,
+                f"run {name} was {word or 'not there'} when backup {backup.name} was taken, and is "
+                f"{found or 'not there'} in it",
+                where(then),
+                backup.at,
+            )
 
 
 def _check_moment(
