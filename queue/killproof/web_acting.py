@@ -76,19 +76,20 @@ def act(queue: Queue, person: Person, order: Order) -> dict[str, object]:
     try:
         answer = DEEDS[order.action](queue, order)
     except Exception as error:
-        _record(queue, entry_id, _outcome_of(error), str(error))
+        _record(queue, entry_id, _outcome_of(order, error), str(error))
         raise
     _record(queue, entry_id, "done", None)
     return answer
 
 
-def _outcome_of(error: Exception) -> web_audit.Outcome:
+def _outcome_of(order: Order, error: Exception) -> web_audit.Outcome:
     match error:
         case NothingChanged() | JobNotFound() | ValueError():
             return "refused"
         case OutcomeUnknown():
             return "unknown"
-    return "failed"
+    # A replay of many is many transactions: those before the one that failed have happened.
+    return "unknown" if order.action == "replay_all" else "failed"
 
 
 def _record(queue: Queue, entry_id: int, outcome: web_audit.Outcome, said: str | None) -> None:

@@ -288,7 +288,13 @@ def test_a_telephone_shows_every_page_without_scrolling_sideways(
 
 
 def test_a_search_finds_what_a_payload_holds(page_of: Open, shown: Shown) -> None:
-    page = page_of("#/jobs")
+    page = page_of("#/jobs?state=dead", "admin")
+    everything = page.get_by_role("button", name="Replay all dead jobs")
+    expect(everything).to_be_visible()
+    page.goto(f"{shown.url}#/jobs?state=dead&search=nothing")
+    expect(page.get_by_text("There is no such job")).to_be_visible()
+    assert everything.count() == 0  # It would replay what the search has left out.
+    page.goto(f"{shown.url}#/jobs")
     page.get_by_label("Text in kind").fill("right to left")
     page.keyboard.press("Enter")
     rows = page.get_by_role("region", name="Jobs").locator("tbody tr")

@@ -28,6 +28,7 @@ from killproof import (
     ManualClock,
     Queue,
     cli_serve,
+    operations,
     pausing,
     web,
     web_access,
@@ -586,6 +587,23 @@ def test_what_was_refused_is_on_record_with_the_reason(queue: Queue) -> None:
     )
     assert (denied.who, denied.kind, denied.outcome) == ("eve", "mail", "denied")
     assert pausing.closed(queue) == []
+
+
+def test_a_replay_of_many_that_fails_in_its_midst_is_not_said_to_have_changed_nothing(
+    queue: Queue, sql: Sql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "REPLAY_BATCH", 1)
+    first, second = died(queue), died(queue)
+    sql(
+        f"CREATE TRIGGER refused BEFORE UPDATE ON job WHEN OLD.id = {second} "
+        "BEGIN SELECT RAISE(ABORT, 'no'); END"
+    )
+    with pytest.raises(sqlite3.IntegrityError):
+        act(queue, ADMIN, Order(action="replay_all", state="dead"))
+    (entry,) = web_audit.entries(queue)
+    states = [job.state for job in map(queue.get, (first, second)) if job is not None]
+
+    assert (states, entry.outcome) == (["available", "dead"], "unknown")
 
 
 def test_the_log_is_bounded_and_keeps_the_latest(

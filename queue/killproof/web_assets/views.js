@@ -230,7 +230,8 @@ function jobs(page, { query }) {
     fill(pager, asked.before ? h("a", { href: jobsOf(withoutCursor(asked)) }, "From the start") : null,
       found.next ? h("a", { href: jobsOf([...withoutCursor(asked), ["before", found.next]]) },
         found.jobs.length < 50 ? "Look further" : "Next page") : null);
-    fill(bulk, page.may("replay_all") && ["dead", "cancelled", "expired"].includes(asked.state)
+    // Not beside a search: it would replay what is not in the list.
+    fill(bulk, page.may("replay_all") && !asked.search && ["dead", "cancelled", "expired"].includes(asked.state)
       ? replayAll(page, asked, load) : null);
   }
   return { title: asked.state ? `Jobs: ${asked.state}` : "Jobs", element, load,
