@@ -55,6 +55,12 @@ def contract_of(target: Target, capabilities: Iterable[str]) -> Contract:
     return replace(contract, promises=promises, parameters=parameters)
 
 
+def not_asked(target: Target, contract: Contract) -> list[str]:
+    """Return the promises of the target that the contract of a run has left out."""
+    promised = target.contract.promised
+    return [name for name in PROMISES if promised(name) and not contract.promised(name)]
+
+
 def runs_of(target: Target, capabilities: Iterable[str]) -> RunMapping | None:
     """Return where the runs of workflows are found, if the run asks for any."""
     runs: RunMapping | None = getattr(target, "runs", None)

@@ -138,10 +138,13 @@ def _engine_limits(record: Record) -> Iterable[str]:
     by: dict[str, list[str]] = {}
     for number, found in record["properties"].items():
         if found["verdict"] == "not_judged":
-            by.setdefault(str(found.get("by", "another")), []).append(number)
+            by.setdefault(str(found.get("by", "")), []).append(number)
     for engine, numbers in by.items():
         told = "; ".join(f"{SENTENCES.get(number, number)} ({number})" for number in numbers)
-        yield f"What only the engine {engine} can judge: {told}."
+        if engine:
+            yield f"What only the engine {engine} can judge: {told}."
+        else:
+            yield f"What the queue promises, and this run did not ask for: {told}."
 
 
 def _nemesis_limits(run: Record) -> Iterable[str]:

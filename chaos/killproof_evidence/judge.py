@@ -268,6 +268,8 @@ def findings_of(
 
 
 def _find(evidence: Evidence, of: Property, checkers: Mapping[str, Checker]) -> Finding:
+    if of.number in evidence.run.get("not_asked", ()):
+        return Finding(verdict=NOT_JUDGED, reason="the run did not ask for it")
     if not evidence.contract.promised(of.number):
         return Finding(verdict=NOT_PROMISED)
     checker = checkers.get(of.number)
@@ -460,7 +462,8 @@ def _row(sentence: str, numbers: tuple[str, ...], properties: Mapping[str, Any])
     elif verdict == UNKNOWN:
         detail = deciding.get("reason") or ""
     elif verdict == NOT_JUDGED:
-        detail = f"judged by the engine {deciding.get('by', '?')}"
+        by = deciding.get("by", "?")
+        detail = deciding.get("reason") or f"judged by the engine {by}"
     return Row(
         sentence=sentence,
         verdict=verdict,

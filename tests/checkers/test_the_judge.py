@@ -212,6 +212,21 @@ def test_what_another_engine_judges_is_not_judged_here_and_breaks_nothing(run: "
     assert not [reason for reason in record["unknown_because"] if "P24" in reason]
 
 
+def test_a_promise_that_the_run_left_out_is_not_judged_and_not_called_unpromised(
+    run: "Run",
+) -> None:
+    healthy(run)
+    run.facts["not_asked"] = ["P22"]
+
+    record = run.judged().record
+
+    assert record["verdict"] == "pass"
+    assert record["properties"]["P22"]["verdict"] == "not_judged"
+    assert record["properties"]["P24"]["verdict"] == "not_promised"
+    detail = {row.names: row.detail for row in render_rows(record)}
+    assert detail["P22"] == "the run did not ask for it"
+
+
 def test_the_engine_of_the_run_decides_what_is_judged(run: "Run") -> None:
     healthy(run)
     run.promises["P18"] = True

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from killproof_chaos import coverage, targets
+from killproof_chaos import coverage, mix, targets
 from killproof_chaos.phases import PHASES
 from killproof_chaos.plan import NEMESES, Options
 from killproof_evidence.contract import Contract
@@ -66,6 +66,9 @@ def test_a_capability_is_owed_by_who_announces_it_and_is_asked() -> None:
     assert mixed <= set(coverage.obliged(killproof, Options()))
     assert not mixed & set(coverage.obliged(killproof, Options(mix="plain")))
     assert not mixed & set(coverage.obliged(minimal, Options()))
+    plain = mix.contract_of(killproof, mix.of(killproof, Options(mix="plain")))
+    assert mix.not_asked(killproof, plain) == ["P22", "P23", "P24"]
+    assert mix.not_asked(minimal, minimal.contract) == []
     # Nobody knows whether the user's jobs are of a kind that is limited.
     assert coverage.LIMITED not in coverage.obliged(killproof, Options(jobs="mine.jsonl"))
 

@@ -278,3 +278,12 @@ def test_no_report_calls_a_queue_correct() -> None:
     ]
 
     assert not [text for text in texts if "correct" in text]
+
+
+def test_what_the_run_did_not_ask_for_is_no_gap_in_the_promises_of_the_queue() -> None:
+    found = record()
+    found["properties"]["P22"] = {"verdict": "not_judged", "checked": 0, "witnesses": []}
+
+    told = " ".join(report_words.limits(found, RUN))
+
+    assert "What the queue promises, and this run did not ask for: Limits hold" in told

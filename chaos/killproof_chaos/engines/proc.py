@@ -163,6 +163,7 @@ class Engine:
                 "not_drained_because": reason,
                 "interrupted": interrupted,
                 "hits": dict(self._nemesis.hits),
+                "not_asked": mix.not_asked(self._target, contract),
             }
             | starved,
         )
