@@ -274,7 +274,7 @@ class Payloads:
         """
         try:
             text = _json(result)
-        except PayloadInvalid:
+        except Exception:  # No JSON, or what a class of the handler's own raises: the work is done.
             return result
         if len(text) <= model.RESULT_BYTES_MAX:
             return result

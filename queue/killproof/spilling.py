@@ -40,16 +40,17 @@ def payload_of(queue: Queue, job: Job) -> object:
 
 def is_small(result: object) -> bool:
     """Whether a result is small beyond doubt: nearly all are, and need not be encoded twice."""
+    # By the very types: a class of the handler's own may raise whatever when it is looked at.
     values: list[object] = [result]
-    if isinstance(result, dict):
+    if type(result) is dict:
         values = [*result, *result.values()]
-    elif isinstance(result, list | tuple):
+    elif type(result) is list or type(result) is tuple:
         values = [*result]
     return len(values) <= SMALL_VALUES_MAX and all(
         value is None
-        or isinstance(value, bool | float)
-        or (isinstance(value, str) and len(value) <= SMALL_CHARS_MAX)
-        or (isinstance(value, int) and value.bit_length() <= 64)
+        or type(value) in (bool, float)
+        or (type(value) is str and len(value) <= SMALL_CHARS_MAX)
+        or (type(value) is int and value.bit_length() <= 64)
         for value in values
     )
 

@@ -155,6 +155,41 @@ def test_a_small_result_is_known_for_small_without_being_encoded() -> None:
     assert not spilling.is_small([1 << 10_000_000])
 
 
+class Shut(list[int]):
+    """A collection that is read when somebody looks, as of a database whose session is over."""
+
+    def __iter__(self) -> Iterator[int]:
+        raise LookupError("the session is over")
+
+
+class ShutDict(dict[str, int]):
+    """Likewise."""
+
+    def __iter__(self) -> Iterator[str]:
+        raise LookupError("the session is over")
+
+
+class ShutText(str):
+    """Likewise."""
+
+    __slots__ = ()
+
+    def __len__(self) -> int:
+        raise LookupError("the session is over")
+
+
+@pytest.mark.parametrize("sort", [Shut, ShutDict, ShutText])
+def test_a_result_that_raises_when_it_is_read_is_a_success_all_the_same(
+    queue: Queue, sort: type
+) -> None:
+    """It would end the worker, or the dispatcher with all its jobs, and be tried again."""
+    queue.enqueue_many([("k", None)] * 2)
+    for result in (sort(), [sort()]):
+        lease = claimed(queue)
+        queue.ack(lease, spilling.spilled(queue, lease, result))
+    assert queue.counts()["succeeded"] == 2
+
+
 def test_the_result_of_a_lease_that_is_over_is_collected(
     queue: Queue, large: Payloads, clock: ManualClock
 ) -> None:
