@@ -13,6 +13,7 @@ It works in bounded steps: each is one short transaction, and between two of the
 their turn at the lock.  Ended anywhere, it has done what it said so far, and can be run again.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, LiteralString, cast
@@ -40,12 +41,18 @@ COUNT: Final = """
     SELECT count(*) FROM job
      WHERE state = :state AND finished_ms IS NOT NULL AND finished_ms < :before_ms"""
 
+FIRST: Final = """
+    SELECT finished_ms, id FROM job
+     WHERE state = :state AND finished_ms IS NOT NULL AND finished_ms < :before_ms
+       AND (finished_ms, id) > (:after_ms, :after_id)
+     ORDER BY finished_ms, id LIMIT :limit"""
+
+# A `+` keeps the planner from the index of a state: the rows are named.
+
 DELETE: Final = """
     DELETE FROM job
-     WHERE id IN (SELECT id FROM job
-                   WHERE state = :state AND finished_ms IS NOT NULL AND finished_ms < :before_ms
-                   ORDER BY finished_ms LIMIT :limit)
-       AND state IN ('succeeded', 'dead', 'cancelled', 'expired')"""
+     WHERE id IN (SELECT value FROM json_each(:ids))
+       AND +state IN ('succeeded', 'dead', 'cancelled', 'expired') AND finished_ms < :before_ms"""
 
 
 # The same where runs were started: their steps go with their run, see `workflow_retention`.
@@ -55,13 +62,12 @@ COUNT_BUT_STEPS: Final = """
      WHERE state = :state AND finished_ms IS NOT NULL AND finished_ms < :before_ms
        AND NOT EXISTS (SELECT 1 FROM workflow_step WHERE job_id = job.id)"""
 
-DELETE_BUT_STEPS: Final = """
-    DELETE FROM job
-     WHERE id IN (SELECT id FROM job
-                   WHERE state = :state AND finished_ms IS NOT NULL AND finished_ms < :before_ms
-                     AND NOT EXISTS (SELECT 1 FROM workflow_step WHERE job_id = job.id)
-                   ORDER BY finished_ms LIMIT :limit)
-       AND state IN ('succeeded', 'dead', 'cancelled', 'expired')"""
+FIRST_BUT_STEPS: Final = """
+    SELECT finished_ms, id FROM job
+     WHERE state = :state AND finished_ms IS NOT NULL AND finished_ms < :before_ms
+       AND (finished_ms, id) > (:after_ms, :after_id)
+       AND NOT EXISTS (SELECT 1 FROM workflow_step WHERE job_id = job.id)
+     ORDER BY finished_ms, id LIMIT :limit"""
 
 
 def prune(
@@ -102,20 +108,19 @@ def prune(
             ((count,),) = queue.database.peek(counting, {"state": state, "before_ms": before_ms})
             deleted[state] = cast(int, count)
             continue
-        while True:
-            # The moment is fixed at the start: what ends meanwhile is for the next prune.
-            values: dict[str, Value] = {
-                "state": state,
-                "before_ms": before_ms,
-                "limit": PRUNE_BATCH,
-            }
+        # The moment is fixed at the start: what ends meanwhile is for the next prune.
+        values: dict[str, Value] = {"state": state, "before_ms": before_ms, "limit": PRUNE_BATCH}
+        values |= {"after_ms": -1, "after_id": 0}
+        # Found without the lock, and from where the last step ended: the steps of workflows that
+        # are passed over may be many.
+        first: LiteralString = FIRST_BUT_STEPS if has_runs else FIRST
+        while found := queue.database.peek(first, values):
+            ids = json.dumps([job_id for _, job_id in found])
             with queue.transaction() as tx:
-                count = tx.change(DELETE_BUT_STEPS if has_runs else DELETE, values)
-            deleted[state] += count
+                deleted[state] += tx.change(DELETE, {"ids": ids, "before_ms": before_ms})
             if progress is not None:
                 progress(sum(deleted.values()))
-            if count < PRUNE_BATCH:
-                break
+            values["after_ms"], values["after_id"] = found[-1]
     for name, count in prune_runs(queue, limits, dry_run=dry_run).items():
         deleted[name] = deleted.get(name, 0) + count
     if effects is not None:

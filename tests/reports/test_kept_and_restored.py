@@ -64,11 +64,11 @@ def test_a_retention_that_counts_from_the_creation_is_seen(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B8, control."""
-    early = retention.DELETE.replace(
-        "finished_ms IS NOT NULL AND finished_ms < :before_ms", "created_ms < :before_ms"
-    )
-    assert early != retention.DELETE
-    monkeypatch.setattr(retention, "DELETE", early)
+    for name in ("FIRST", "DELETE"):
+        right = getattr(retention, name)
+        early = right.replace("finished_ms < :before_ms", "created_ms < :before_ms")
+        assert early != right
+        monkeypatch.setattr(retention, name, early)
 
     assert fails(check_kept_from_the_end, place)
 

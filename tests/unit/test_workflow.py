@@ -1211,6 +1211,31 @@ def test_a_job_outside_of_any_run_pays_the_when_of_the_triggers_alone(stand: Sta
     assert after < 1.3 * before
 
 
+def test_a_prune_passes_over_the_steps_of_a_kept_run_once_and_not_in_every_batch(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "PRUNE_BATCH", 5)
+
+    def cost() -> int:
+        stand.clock.advance(1)
+        for job_id in stand.queue.enqueue_many([("k", None)] * 50):
+            stand.queue.cancel(job_id)
+        stand.clock.advance(HOUR)
+        with counted(stand) as steps:
+            assert prune(stand.queue, {"cancelled": 1}).deleted["cancelled"] == 50
+        return steps[0]
+
+    stand.start({"a": "", "b": "a"})
+    stand.fail("a")
+    before = cost()
+    stand.start({"a": ""} | {f"s{number}": "a" for number in range(200)})
+    stand.fail("a")
+    after = cost()
+
+    print(f"pruning 50 jobs: {before} VM steps, {after} where 200 steps of a failed run are kept")
+    assert after < 2 * before
+
+
 def test_the_end_of_a_step_costs_the_same_in_a_long_run_as_in_a_short_one(stand: Stand) -> None:
     costs = []
     for length in (4, 400):
