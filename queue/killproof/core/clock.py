@@ -102,5 +102,5 @@ class ManualClock:
 
 
 def _text(path: str | os.PathLike[str]) -> str:
-    with open(path, encoding="ascii") as file:  # pathlib would double what importing us costs.
+    with open(path, encoding="utf-8") as file:  # pathlib would double what importing us costs.
         return file.read()
