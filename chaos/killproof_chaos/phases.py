@@ -3,11 +3,13 @@
 A process that is killed cannot say where it was, so it says so beforehand: the hook writes the
 number of each sync point into the process's slot of a mapped file, which outlives it. The same
 slot lets the supervisor *arm* a phase: a process that arrives there says so and stands still
-until it is let go, so that a signal is certain to find it there. Nothing is locked: each byte has
-one writer at a time, and one byte is written whole.
+until it is let go, so that a signal is certain to find it there. Nothing is locked: one byte is
+written whole, and whoever writes last is right.
 
-A slot has two lanes. The main thread has the first; any other thread (the heartbeat) has the
-second, so that an extension in the background does not hide the handler it belongs to.
+A slot has two lanes. The main thread has the first; all other threads share the second, so that an
+extension in the background does not hide the handler it belongs to. A worker has one such thread.
+A dispatcher has several, and the byte says which point any of them passed last; those that stand
+still are let go together.
 """
 
 import mmap
