@@ -91,18 +91,23 @@ class Step:
 
     @property
     def results(self) -> dict[str, Any]:
-        """What the steps that it needs returned, by name; of a fan-out a list, in its order."""
+        """What the steps that it needs returned, by name; of a fan-out a list, in its order.
+
+        Raises:
+            Permanent: one of them returned what JSON does not hold.
+        """
         if self._results is None:
-            self._results = {}
+            found: dict[str, Any] = {}
             job_id = self.undoes or self.context.job.id  # To undo takes what there was to do it.
             rows = self._queue.database.peek(self.NEEDED, {"id": job_id})
             for name, item, spread, need, text in cast(list[Any], rows):
                 if spread:
-                    self._results.setdefault(spread, [])
+                    found.setdefault(spread, [])
                 elif item:
-                    self._results.setdefault(name, []).append(_value(self._queue, need, text))
+                    found.setdefault(name, []).append(_value(self._queue, need, text))
                 else:
-                    self._results[name] = _value(self._queue, need, text)
+                    found[name] = _value(self._queue, need, text)
+            self._results = found
         return self._results
 
     OF_RUN: Final = """
@@ -165,8 +170,17 @@ class Step:
 
 
 def _value(queue: Queue, job_id: int, text: str | None) -> Any:
-    """Decode a job's result; a large one is read from its file."""
+    """Decode a job's result; a large one is read from its file.
+
+    Raises:
+        Permanent: the result was nothing that JSON holds; what is kept of it is for people.
+    """
     value = None if text is None else json.loads(text)
+    if isinstance(value, dict) and value.keys() == {"killproof_repr", "killproof_reason"}:
+        raise Permanent(
+            f"what job {job_id} returned was not kept ({value['killproof_reason']}): "
+            "return what JSON holds, or nothing, and start the run anew"
+        )
     if not spilling.is_reference(value):
         return value
     from killproof import payloads  # For the few results that are too large for a row.

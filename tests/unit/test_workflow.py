@@ -818,6 +818,24 @@ def test_a_fan_out_that_fails_puts_nothing_in(stand: Stand) -> None:
     assert stand.sql("SELECT steps FROM workflow_run") == [(2,)]
 
 
+def test_a_result_that_json_does_not_hold_is_never_taken_for_what_was_returned(
+    stand: Stand,
+) -> None:
+    flow, seen = Workflow("flow"), list[object]()
+    flow.step(name="charge", compensate=lambda step: step.undone)(lambda step: {1, 2})
+    flow.step(name="ship")(lambda step: seen.append(step.results))
+    stand.runs.start(flow)
+    stand.run_step(flow.handlers, "flow.charge")
+
+    with pytest.raises(Permanent, match=r"what job 1 returned was not kept \(result {1, 2} is not"):
+        stand.run_step(flow.handlers, "flow.ship")
+    stand.sql("UPDATE job SET state = 'cancelled', owner = NULL, lease_deadline_ns = NULL,"
+              " finished_ms = 1 WHERE kind = 'flow.ship'")  # fmt: skip
+    with pytest.raises(Permanent, match="what job 1 returned was not kept"):
+        stand.run_step(flow.handlers, "flow.charge.undo")
+    assert seen == []
+
+
 def test_the_result_of_a_fan_out_is_the_whole_list_or_none_yet(stand: Stand) -> None:
     flow, seen = Workflow("flow"), list[object]()
     flow.step(name="find")(lambda step: step.payload)
