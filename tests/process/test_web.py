@@ -21,6 +21,9 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from killproof import Queue, operations, web_access, web_audit
+from killproof.limits import Limits
+from killproof.schedule import Schedules
+from killproof.workflow import Workflow, Workflows
 
 SECONDS_MAX = 20.0
 CHROMIUM = os.environ.get("KILLPROOF_CHROMIUM") or shutil.which("chromium")
@@ -70,6 +73,10 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
+def reserve(step: object) -> None:
+    """Stand for the one step of a workflow; nothing runs it."""
+
+
 class Shown:
     """A queue with something of everything, its server, and a token of each role."""
 
@@ -85,6 +92,11 @@ class Shown:
             self.held = queue.enqueue("mail", {"html": EVIL, "right to left": "\u202eabc"})
             operations.hold(queue, self.held)
             queue.enqueue("scrape", 1, delay=3_600)
+            Limits(queue).set(EVIL[:60], kinds=["scrape"], running=1)
+            Schedules(queue).every(EVIL[:60], 60, "scrape")
+            orders = Workflow("orders")
+            orders.step()(reserve)
+            self.run = Workflows(queue).start(orders, {"item": "book"})
         path = web_access.file_of(self.db)
         self.tokens = {role: web_access.add(path, role, role) for role in web_access.ROLES}
         link = folder / "link.db"
@@ -279,9 +291,12 @@ def test_a_telephone_shows_every_page_without_scrolling_sideways(
 ) -> None:
     page = page_of("", "admin")
     page.set_viewport_size({"width": 360, "height": 740})
-    for name in ("overview", "jobs", f"job/{shown.dead}", "limits", "workflows", "audit"):
+    lists = ("overview", "jobs", "limits", "workflows", "schedules", "audit")
+    for name in (*lists, f"job/{shown.dead}", f"workflow/{shown.run}"):
         page.goto(f"{shown.url}#/{name}")
         expect(page.get_by_role("heading", level=1)).to_be_visible()
+        if name in ("limits", "workflows", "schedules", f"workflow/{shown.run}"):
+            expect(page.locator("main tbody tr")).to_have_count(1)
         assert page.evaluate("document.documentElement.scrollWidth") <= 360, name
         # Nor for ever: an error of a page is cut where it is a headline.
         assert page.evaluate("document.documentElement.scrollHeight") <= 4_000, name

@@ -471,10 +471,10 @@ const runLink = (id) => h("a", { href: `#/workflow/${id}` }, `#${id}`);
 function workflows(answer) {
   if (!answer.workflows.length) return null;
   return table("Workflow runs", [["Run", "num"], ["Workflow", "text"], ["State", ""],
-    ["Steps done", "num"], ["Started", ""], ["Took", "num wide"], ["Key", "text wide"]],
+    ["Steps done", "num"], ["Started", "when"], ["Took", "num wide"], ["Key", "text wide"]],
   h("tbody", null, answer.workflows.map((run) => row(["num", runLink(run.id)],
     ["text", line(run.name)], ["", badge(run.state)], ["num", `${run.succeeded} of ${run.total}`],
-    ["", ago(run.created_ms)],
+    ["when", ago(run.created_ms)],
     ["num wide", span((run.finished_ms ?? now()) - run.created_ms)],
     ["text wide", line(run.key ?? "-")]))));
 }
@@ -516,14 +516,15 @@ function stepText(step) {
 function schedules(answer) {
   if (!answer.schedules.length) return null;
   return table("Schedules", [["Schedule", "text"], ["Comes", "text"], ["Kind", "text"],
-    ["Next", ""], ["Last", ""], ["Fired", "num wide"], ["Missed", "num wide"],
+    ["Next", "when"], ["Last", "when wide"], ["Fired", "num wide"], ["Missed", "num wide"],
     ["Passed over", "num wide"]],
   h("tbody", null, answer.schedules.map((one) => row(["text", line(one.name)],
     ["text", one.definition.cron ? `${line(one.definition.cron)} in ${line(one.definition.zone)}`
       : `every ${span(one.definition.every_ms)}`],
     ["text", line(one.definition.kind)],
-    ["", one.paused ? "paused" : one.next_ms === null ? "never" : ago(one.next_ms)],
-    ["", one.last_slot_ms === null ? "-" : ago(one.last_slot_ms),
+    ["when", ...(one.paused ? ["paused"] : one.next_ms === null ? ["never"]
+      : [one.next_ms < now() ? "due " : null, ago(one.next_ms)])],
+    ["when wide", one.last_slot_ms === null ? "-" : ago(one.last_slot_ms),
       one.last_job_id ? [" ", jobLink(one.last_job_id)] : null],
     ["num wide", count(one.fired)], ["num wide", count(one.missed)],
     ["num wide", count(one.overlapped)]))));
