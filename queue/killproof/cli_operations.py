@@ -103,17 +103,23 @@ def prune(
         typer.Option(metavar="TIME", help="Forget effects that were settled longer ago."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count, and delete nothing.")] = False,
+    compact: Annotated[
+        bool,
+        typer.Option("--compact", help="Then shrink the file; nobody else may have it open."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Delete jobs that ended long enough ago; never one that has not ended."""
-    from killproof import retention
+    from killproof import maintenance, retention
     from killproof.payloads import Payloads
 
     given = {"succeeded": succeeded, "dead": dead, "cancelled": cancelled, "expired": expired}
     keep = {
         state: seconds_of(text, f"--{state}") for state, text in given.items() if text is not None
     }
-    if not keep and effects is None:
+    if compact and dry_run:
+        raise ValueError("--compact changes the file, --dry-run nothing: leave one of them out")
+    if not keep and effects is None and not compact:
         raise ValueError("say what to prune: --succeeded 30d, --dead 90d, --cancelled, --expired")
     with existing(db) as queue, Steps("deleted", "jobs") as steps:
         done = retention.prune(
@@ -124,8 +130,10 @@ def prune(
             progress=steps.show,
         )
         files = None if dry_run else Payloads(queue).collect()
+    shrunk = maintenance.compact(queue.path) if compact else None
     if as_json:
-        print_json(asdict(done) | ({"payloads": asdict(files)} if files and files.files else {}))
+        more = {"payloads": asdict(files)} if files and files.files else {}
+        print_json(asdict(done) | more | ({"compacted": asdict(shrunk)} if shrunk else {}))
         return
     words = "would delete" if dry_run else "deleted"
     if keep:
@@ -137,6 +145,8 @@ def prune(
         print(f"{words} {count_of(done.deleted['effects'], 'settled effect')}")
     if files is not None and files.files:
         print(f"removed {count_of(files.files, 'large payload')}, {size_of(files.bytes)}")
+    if shrunk is not None:
+        print(f"the file had {size_of(shrunk.before_bytes)}, it has {size_of(shrunk.after_bytes)}")
 
 
 @app.command("backup")

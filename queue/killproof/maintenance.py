@@ -4,6 +4,8 @@
 plain `open` and `close` in a process with a connection would drop that connection's locks): sizes
 come from `stat`, contents from SQLite.
 
+`compact` gives space back to the disk, when somebody asks for it.
+
 `repair` is for a file that a process has marked `.failed` because the disk refused to make a
 commit durable.  What is in the log then is only partly true, and the kernel has forgotten which
 part.  SQLite knows: each frame has a checksum over all frames before it.  So nobody else may be
@@ -18,7 +20,7 @@ import struct
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -168,6 +170,69 @@ def repair(path: str | os.PathLike[str]) -> list[Check]:
         Check(name="integrity", status="ok", text="integrity_check: ok"),
         Check(name="marker", status="ok", text="removed: the queue may be opened again"),
     ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compacted:
+    """What a compaction did."""
+
+    before_bytes: int
+    after_bytes: int
+
+
+def compact(path: str | os.PathLike[str]) -> Compacted:
+    """Give the space of deleted jobs back to the disk: SQLite writes the whole file anew.
+
+    Nothing does it by itself: it takes the file for itself alone, for as long as it is large, and
+    needs room for two more of it.  Killed anywhere, it has changed nothing or is done.
+
+    Raises:
+        FileRefused: it is missing or marked as failed, somebody is connected, or there is too
+            little room; definite, and nothing was changed.
+        StorageFailed: the disk failed; nothing was changed.
+    """
+    place = os.path.realpath(path)
+    if not os.path.isfile(place):
+        raise FileRefused(f"{place} does not exist: name the database file")
+    if os.path.exists(f"{place}.failed"):
+        raise FileRefused(f"{place} is marked as failed: killproof doctor --repair first")
+    before_bytes = os.stat(place).st_size
+    free = os.statvfs(os.path.dirname(place))
+    needed, found = 2 * before_bytes, free.f_bavail * free.f_frsize
+    if found < needed:
+        raise FileRefused(
+            f"{place}: compacting needs {size_of(needed)} beside it, {size_of(found)} are free: "
+            "make room, or leave the file as it is; its space is used again"
+        )
+    try:
+        with closing(sqlite3.connect(place, timeout=0, isolation_level=None)) as connection:
+            # For itself alone, as a repair: the checkpoint at the end would be another's otherwise.
+            connection.execute("PRAGMA locking_mode = EXCLUSIVE").fetchall()
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("PRAGMA wal_autocheckpoint = 0").fetchall()
+            with _temporary_files_beside(place):
+                connection.execute("VACUUM")
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    except sqlite3.Error as error:
+        if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
+            raise FileRefused(
+                f"{place} is open in another process: end all of them, then compact"
+            ) from error
+        raise StorageFailed(f"{place}: compacting failed ({error}); nothing was changed") from error
+    return Compacted(before_bytes=before_bytes, after_bytes=os.stat(place).st_size)
+
+
+@contextmanager
+def _temporary_files_beside(place: str) -> Iterator[None]:
+    """Let SQLite write its copy where room was looked for, and not in /tmp, which may be small."""
+    former = os.environ.get("SQLITE_TMPDIR")
+    os.environ["SQLITE_TMPDIR"] = os.path.dirname(place)
+    try:
+        yield
+    finally:
+        del os.environ["SQLITE_TMPDIR"]
+        if former is not None:
+            os.environ["SQLITE_TMPDIR"] = former
 
 
 def _fails_still(place: str, error: Exception) -> StorageFailed:

@@ -1,6 +1,7 @@
 """What the doctor finds, and what a repair does and refuses."""
 
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from killproof import FileRefused, ManualClock, Queue, maintenance
-from killproof.maintenance import Check, doctor, repair, wal_reset_affected
+from killproof.maintenance import Check, compact, doctor, repair, wal_reset_affected
 
 
 @pytest.fixture
@@ -225,3 +226,97 @@ def test_a_damaged_file_keeps_its_marker(path: Path) -> None:
 def test_a_repair_of_a_missing_file_is_refused(place: Path) -> None:
     with pytest.raises(FileRefused, match="does not exist"):
         repair(place / "nix.db")
+
+
+# Compacting.
+
+
+@pytest.fixture
+def large(place: Path) -> Path:
+    """A file of which nearly everything was deleted."""
+    path = place / "large.db"
+    with Queue(path, durability="process") as queue:
+        kept = queue.enqueue("k", "kept")
+        queue.enqueue_many([("k", "x" * 20_000)] * 50)
+        queue.claim_many(50)
+        with queue.transaction() as tx:
+            tx.execute("DELETE FROM job WHERE id > ?", (kept,))
+    return path
+
+
+def test_a_compacted_file_is_small_and_has_every_job_and_no_id_again(large: Path) -> None:
+    done = compact(large)
+
+    assert done.before_bytes > 1_000_000 > 10 * done.after_bytes
+    assert done.after_bytes == large.stat().st_size
+    with Queue(large) as queue:
+        job = queue.get(1)
+        assert job is not None
+        assert job.payload == "kept"
+        assert queue.enqueue("k", "new") == 52
+
+
+def test_a_compaction_beside_a_connected_process_is_refused(large: Path) -> None:
+    with Queue(large) as queue:
+        queue.counts()
+        with pytest.raises(FileRefused, match="open in another process"):
+            compact(large)
+        queue.enqueue("k", "goes on")
+
+
+def test_a_compaction_without_room_for_it_is_refused(
+    large: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = os.statvfs(large.parent)
+    little = os.statvfs_result((here.f_bsize, 1_024, *here[2:4], 1_000, *here[5:]))
+    monkeypatch.setattr(os, "statvfs", lambda _: little)
+    before = large.read_bytes()
+    with pytest.raises(FileRefused, match="compacting needs"):
+        compact(large)
+
+    assert large.read_bytes() == before
+
+
+def test_a_file_marked_failed_or_missing_is_not_compacted(large: Path, place: Path) -> None:
+    Path(f"{large}.failed").touch()
+    with pytest.raises(FileRefused, match="doctor --repair first"):
+        compact(large)
+    with pytest.raises(FileRefused, match="does not exist"):
+        compact(place / "none.db")
+
+
+#: Compacts a file, and dies where it is told to.
+COMPACTER = """
+import os, signal, sqlite3, sys
+from killproof import maintenance
+class Dying(sqlite3.Connection):
+    def execute(self, sql, *values):
+        if sys.argv[2] == "in the middle" and sql == "VACUUM":
+            self.steps = 0
+            self.set_progress_handler(self.die, 5)
+        if sys.argv[2] == "after it" and "wal_checkpoint" in sql:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().execute(sql, *values)
+    def die(self):
+        self.steps += 1
+        if self.steps == 20:
+            os.kill(os.getpid(), signal.SIGKILL)
+connect = sqlite3.connect
+maintenance.sqlite3.connect = lambda *values, **words: connect(*values, factory=Dying, **words)
+maintenance.compact(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("where", ["in the middle", "after it"])
+def test_a_compaction_that_is_killed_loses_nothing(large: Path, where: str) -> None:
+    argv = [sys.executable, "-c", COMPACTER, str(large), where]
+    assert subprocess.run(argv, check=False).returncode == -signal.SIGKILL
+
+    with Queue(large) as queue:
+        job = queue.get(1)
+        assert job is not None
+        assert job.payload == "kept"
+        assert queue.enqueue("k", "new") == 52
+        assert queue.database.peek("PRAGMA integrity_check") == [("ok",)]
+    assert compact(large).after_bytes < 100_000
+    assert [check for check in doctor(large) if check.status == "fail"] == []
