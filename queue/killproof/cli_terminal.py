@@ -79,7 +79,9 @@ def demand(changed: bool, queue: Queue, job_id: int) -> None:
     """Complain if a command changed nothing, and say in which state the job is."""
     if not changed:
         job = queue.get(job_id)
-        raise ValueError(f"job {job_id} is {job.state if job else 'gone'}: nothing was changed")
+        text = f"job {job_id} is {job.state if job else 'gone'}: nothing was changed"
+        # A step that is held may not be let go before its needs: the state alone does not say so.
+        raise ValueError(f"{text}; see killproof explain {job_id}" if job else text)
 
 
 def print_json(value: object) -> None:

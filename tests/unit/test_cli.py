@@ -298,7 +298,8 @@ def test_cancel_reprioritise_hold_and_unhold_say_what_they_did(run: Run) -> None
     assert run("hold", "1") == (0, "job 1 is held\n", "")
     assert run("unhold", "1") == (0, "job 1 is available\n", "")
     assert run("cancel", "1") == (0, "job 1 is cancelled\n", "")
-    assert run("hold", "1") == (64, "", "killproof: job 1 is cancelled: nothing was changed\n")
+    why = "killproof: job 1 is cancelled: nothing was changed; see killproof explain 1\n"
+    assert run("hold", "1") == (64, "", why)
     assert run("cancel", "2")[0] == 64
 
 
