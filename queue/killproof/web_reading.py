@@ -36,6 +36,7 @@ SAMPLE_WINDOW_MS: Final = 3_600_000
 #: Kinds of the table that is sent to every watcher.
 KINDS_MAX: Final = 50
 FAILURES_SHOWN: Final = 8
+ERROR_CHARS_SHOWN: Final = 300
 #: Minutes of the curves.
 MINUTES: Final = 30
 MINUTE_MS: Final = 60_000
@@ -228,10 +229,16 @@ LATEST_DEAD: Final = """
 
 
 def failures(queue: Queue, now_ms: int) -> list[dict[str, object]]:
-    """Return the latest dead letters as `killproof dead --json` does; advisory."""
+    """Return the latest dead letters as `killproof dead --json` does, long errors cut; advisory."""
     ids = [job_id for (job_id,) in queue.database.peek(LATEST_DEAD, {"limit": FAILURES_SHOWN})]
     rows = queue.database.peek(listing.READ, {"ids": json.dumps(ids)})
-    return [listing.as_row(job, now_ms) for job in listing.of_rows(rows)]
+    found = [listing.as_row(job, now_ms) for job in listing.of_rows(rows)]
+    return [row | {"error_message": _cut(row["error_message"])} for row in found]
+
+
+def _cut(message: object) -> object:
+    """Return the beginning of an error: all of it would go to every watcher at every change."""
+    return message[:ERROR_CHARS_SHOWN] if isinstance(message, str) else message
 
 
 WAITING: Final = """

@@ -763,6 +763,18 @@ def test_what_was_put_in_is_told_by_the_ids(queue: Queue, clock: ManualClock, sq
     assert counted(queue, now_ms, now_ms + 1)["enqueued"] == 0
 
 
+def test_what_every_watcher_is_sent_is_short_however_long_the_errors_are(
+    queue: Queue, ask: Ask
+) -> None:
+    for _ in range(8):
+        queue.enqueue("mail", "x" * 100_000)
+        lease = queue.claim()
+        assert lease is not None
+        queue.nack(lease, ValueError("no such address " * 1_000), permanent=True)
+
+    assert len(ask("GET", "/api/status").content) < 16_384
+
+
 def test_an_empty_queue_has_a_view_too(ask: Ask) -> None:
     view = ask("GET", "/api/status").json()
 
