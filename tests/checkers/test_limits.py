@@ -168,6 +168,20 @@ def test_a_rate_whose_tokens_were_never_gone_has_not_been_tried(
     assert str(finding.reason).startswith("the rate of api was never tried: at most ")
 
 
+@pytest.mark.parametrize(("after_ms", "verdict"), [(900, "pass"), (1_500, "violated")])
+def test_a_token_that_must_have_come_back_is_used(run: "Run", after_ms: int, verdict: str) -> None:
+    starts(run, [0, 0, 95])
+    producer, worker = run.processes
+    jobs(producer, "scrape")
+    run.passes(after_ms)
+    worker.polls()
+    run.passes(30)
+
+    finding = run.finding("P22")
+
+    assert finding.verdict == verdict, finding
+
+
 # --- Used.
 
 

@@ -51,6 +51,18 @@ def _check_given(tally: Tally, story: Story) -> None:
                 None if story.birth is None else at(story.birth),
                 execution.at,
             )
+    started = {execution.fence for execution in story.executions}
+    for op in story.outcomes if spilled else ():
+        told = op.value_end if isinstance(op.value_end, dict) else {}
+        # A payload that is lost is found before the handler begins, and for good.
+        if op.f == "nack" and told.get("permanent") and op.fence not in started:
+            tally.violate(
+                story.label,
+                f"job {story.label} was given up, and its handler had not even begun",
+                None if story.birth is None else at(story.birth),
+                at(op),
+                at_end(op),
+            )
 
 
 def _may_be_gone(evidence: Evidence, story: Story) -> bool:

@@ -17,8 +17,9 @@ kept back by the rate, and it is unknown.
 while fewer ran than may, and all that time somebody was free: either he asked, and was told that
 there is nothing (the whole of his claim lies in that time, so the queue has certainly seen both the
 job and the free place), or for longer than `limit_wait_ms` (5 s) nobody took it, and a worker that
-lived through it held nothing.  Kinds with a rate are left out of that: whether a token was there is
-the queue's to know.  A limit that was never reached has not been tried: that is unknown.
+lived through it held nothing.  Whether a token of a rate was there is the queue's to know; but one
+has come back when the last start is as long ago as a token takes, and a second more.  A limit that
+was never reached has not been tried: that is unknown.
 """
 
 from bisect import bisect_right
@@ -33,6 +34,8 @@ from killproof_evidence.history import Operation
 
 #: So long, without stalls, a job may wait below its limit while a worker has nothing in hand, ms.
 WAIT_MS_DEFAULT: Final = 5_000
+#: A token may be found so much later than it came, ns: clocks of two processes, rounding, a load.
+TOKEN_NS: Final = 1_000_000_000
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -267,14 +270,24 @@ def _check_used(evidence: Evidence, tally: Tally, limits: Limits) -> None:
 
 def _gaps(evidence: Evidence, limits: Limits) -> dict[str, list[Gap]]:
     """Return for each kind, in order, when a job of it waited and could have been started."""
-    found: dict[str, list[Gap]] = {k: [] for k in limits.kinds if not limits.has_rate(k)}
+    found: dict[str, list[Gap]] = {kind: [] for kind in limits.kinds}
     waiting: dict[str | None, dict[int, Change]] = {kind: {} for kind in found}
     open_since: dict[str, tuple[int, Change]] = {}
+    latest: dict[str, int] = {}  # When a job of a resource started last.
 
     def close(kind: str, moment: int) -> None:
         if kind in open_since:
             start, waits = open_since.pop(kind)
-            found[kind].append(Gap(start=start, end=moment, waits=waits))
+            if moment > start:
+                found[kind].append(Gap(start=start, end=moment, waits=waits))
+
+    def free_from(kind: str, moment: int) -> int:
+        tokens = (
+            latest.get(resource.name, moment) + int(1e9 / resource.rate) + TOKEN_NS
+            for resource in limits.of(kind)
+            if resource.rate is not None
+        )
+        return max(moment, *tokens, 0)
 
     for change in evidence.changes:
         moment = evidence.monotonic(change.t_ms)
@@ -286,13 +299,16 @@ def _gaps(evidence: Evidence, limits: Limits) -> dict[str, list[Gap]]:
                 jobs[id(change.story)] = change
             else:
                 jobs.pop(id(change.story), None)
+        if change.takes:
+            latest |= {resource.name: moment for resource in limits.of(change.kind)}
         touched = {kind for resource in limits.of(change.kind) for kind in resource.kinds}
         for kind in touched & found.keys():
             free = bool(waiting[kind]) and not limits.is_full(kind)
-            if not free or (begun and kind == change.kind):
+            if not free or (begun and (kind == change.kind or limits.has_rate(kind))):
                 close(kind, moment)
             if free and kind not in open_since:
-                open_since[kind] = (moment, next(iter(waiting[kind].values())))
+                waits = next(iter(waiting[kind].values()))
+                open_since[kind] = free_from(kind, moment), waits
     for kind in found:
         close(kind, evidence.t_last)
     steps = evidence.wall_clock.steps
