@@ -46,6 +46,7 @@ class Server(uvicorn.Server):
                 ws="none",
                 lifespan="on",
                 log_config=None,
+                log_level="error",  # What a client does wrong is told to it, and fills no journal.
                 access_log=False,  # A token in an address would be in it; and nobody reads it.
                 server_header=False,
                 proxy_headers=False,
