@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from killproof import operations
+from killproof.core import model
 from killproof.core.errors import (
     DatabaseBusy,
     FileRefused,
@@ -57,6 +58,17 @@ def judge(lease: Lease, error: BaseException) -> Outcome:
     Raises:
         StorageFailed: the disk failed under it: that is nobody's failed attempt.
     """
+    try:
+        return _judged(lease, error)
+    except StorageFailed:
+        raise
+    except Exception as odd:
+        # A class of the handler's own: without `super().__init__()`, with a delay that is none.  It
+        # ends no worker, and is no reason to try again for ever: a failed attempt.
+        return Outcome(word="nack", error=odd)
+
+
+def _judged(lease: Lease, error: BaseException) -> Outcome:
     if isinstance(error, OutcomeUnknown) and isinstance(error.__cause__, Interruption):
         error = error.__cause__  # It met a wait for the disk; the order to stop is the reason.
     match error:
@@ -67,12 +79,21 @@ def judge(lease: Lease, error: BaseException) -> Outcome:
         case HandlerStopped():
             return Outcome(word="release", error=error)
         case Snooze():
-            return Outcome(word="snooze", error=error, delay=error.seconds)
+            return Outcome(word="snooze", error=error, delay=_delay(error))
         case Hold():
             return Outcome(word="hold", error=error)
         case RetryLater():
-            return Outcome(word="nack", error=error, delay=error.seconds, is_shared=error.shared)
+            return Outcome(word="nack", error=error, delay=_delay(error), is_shared=error.shared)
     return Outcome(word="nack", error=error, permanent=isinstance(error, Permanent))
+
+
+def _delay(error: RetryLater | Snooze) -> float:
+    """Return the seconds that a handler asked for.
+
+    Raises:
+        ValueError: they are none, whatever was put there since.
+    """
+    return model.to_ms(error.seconds, type(error).__name__) / 1_000
 
 
 def interruption(tenure: Tenure, cause: Cause) -> Interruption | LeaseLost:

@@ -101,6 +101,8 @@ class Run:
         except StorageFailed as failed:
             self.outcome = Outcome(word="nothing", error=failed)
             self._ground.on_storage_failed(failed)
+        except Exception as odd:  # What it raised can not even be asked for its class.
+            self.outcome = Outcome(word="nack", error=odd)
         finally:
             self.tenure.ended = True
             if os.getpid() != self._ground.pid:

@@ -408,6 +408,44 @@ def test_whatever_a_handler_raises_fails_its_job_and_no_other(stand: Stand) -> N
     assert (stand.job(other).state, stand.job(other).result) == ("succeeded", "fine")
 
 
+class Hasty(RetryLater):
+    """Whose author forgot `super().__init__()`."""
+
+    def __init__(self) -> None:
+        pass
+
+
+class Mute(Exception):
+    """Nothing can be asked of it."""
+
+    def __getattribute__(self, name: str) -> object:
+        raise LookupError(name)
+
+
+def with_delay(error: RetryLater | Snooze, seconds: float) -> BaseException:
+    error.seconds = seconds
+    return error
+
+
+ODD: dict[str, Callable[[], BaseException]] = {
+    "no super": Hasty,
+    "mute": Mute,
+    "no number": lambda: with_delay(Snooze(1), float("nan")),
+    "negative": lambda: with_delay(RetryLater(1), -5),
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("how", [raising, raising_in_a_thread])
+def test_an_exception_that_can_not_be_judged_is_a_failed_attempt(
+    stand: Stand, odd: str, how: Callable[[BaseException], Function]
+) -> None:
+    """Given back, which is no attempt, it would run again at once and for ever."""
+    job = stand.do(how(ODD[odd]()))
+    assert (job.state, job.attempt, outcomes(job)) == ("retryable", 1, ["failed"])
+    assert stand.statuses == []
+
+
 def test_after_its_last_execution_a_job_is_dead_and_each_was_delayed_by_its_policy(
     stand: Stand,
 ) -> None:

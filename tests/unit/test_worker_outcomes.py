@@ -256,6 +256,27 @@ def test_whatever_a_handler_raises_is_its_failed_attempt_and_the_worker_goes_on(
     assert stand.job(other).state == "succeeded"
 
 
+class Hasty(RetryLater):
+    """Whose author forgot `super().__init__()`."""
+
+    def __init__(self) -> None:
+        pass
+
+
+def test_an_exception_that_can_not_be_judged_ends_no_worker(stand: Stand) -> None:
+    negative = Snooze(1)
+    negative.seconds = -5
+    odd: list[Exception] = [Hasty(), negative]
+
+    def handler(context: Context) -> None:
+        raise odd[context.job.id - 1]
+
+    stand.queue.enqueue("k", None, retry="fixed:100")
+    stand.do(handler)
+    jobs = [stand.job(1), stand.job(2)]
+    assert [(job.state, outcomes(job)) for job in jobs] == [("retryable", ["failed"])] * 2
+
+
 def test_an_attempt_keeps_class_message_and_traceback(stand: Stand) -> None:
     """Covers F32."""
 
