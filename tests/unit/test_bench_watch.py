@@ -1,9 +1,15 @@
 """What is made of the rounds with and without watchers."""
 
 import dataclasses
+import signal
+import subprocess
+
+import pytest
 
 from killproof_bench import report_watch
+from killproof_bench.crew import CrewError
 from killproof_bench.result import Correctness, Figure
+from killproof_bench.scenarios import watch
 from killproof_bench.scenarios.watch import ARMS, WatchResult, WatchRound, pairs_of
 from killproof_bench.watchers import Stream
 
@@ -72,6 +78,19 @@ def test_figures_of_a_wrong_run_are_void() -> None:
     assert report_watch.sentence(void) == "The figures are void: job 7 was done twice."
     assert {met for _, _, met in report_watch.goals(void)} == {"void"}
     assert "1.00 times (p50)" in report_watch.sentence(result(1.0, 1.0))
+
+
+def test_a_server_that_says_nothing_is_not_waited_for_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watch, "READY_SECONDS", 0.01)
+    silent = subprocess.Popen(
+        ["sleep", "60"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    with pytest.raises(CrewError, match="did not start"):
+        watch._port(silent)
+
+    assert silent.returncode == -signal.SIGKILL
 
 
 def test_an_event_that_comes_in_two_parts_is_one() -> None:

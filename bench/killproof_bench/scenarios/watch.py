@@ -16,6 +16,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -190,16 +191,24 @@ def _start(module: str, *arguments: str) -> "subprocess.Popen[str]":
 
 
 def _port(server: "subprocess.Popen[str]") -> int:
-    """Read the address that the server prints as JSON."""
+    """Read the address that the server prints as JSON.
+
+    Raises:
+        CrewError: It has not said any within `READY_SECONDS`, or has ended.
+    """
     assert server.stdout is not None
     text = ""
-    deadline = time.monotonic() + READY_SECONDS
-    while not text.endswith("}\n"):
-        line = server.stdout.readline()
-        if not line or time.monotonic() > deadline:
-            _, complaint = server.communicate()
-            raise CrewError(f"killproof serve did not start: {complaint.strip()}")
-        text += line
+    silent = threading.Timer(READY_SECONDS, server.kill)  # Its end is the end of a line, too.
+    silent.start()
+    try:
+        while not text.endswith("}\n"):
+            line = server.stdout.readline()
+            if not line:
+                _, complaint = server.communicate()
+                raise CrewError(f"killproof serve did not start: {complaint.strip()}")
+            text += line
+    finally:
+        silent.cancel()
     return int(json.loads(text)["url"].rsplit(":", 1)[1].strip("/"))
 
 
