@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Final, Literal
 from urllib.parse import quote
 
+from killproof import coherence
 from killproof.core import barrier
 from killproof.core.clock import Clock, SystemClock
 from killproof.core.database import LOG_BYTES_KEPT
@@ -121,7 +122,7 @@ def doctor(path: str | os.PathLike[str], *, clock: Clock | None = None) -> list[
     except sqlite3.Error as error:
         remedy = "restore a backup, or name the right file"
         return [*checks, Check(name="contents", status="fail", text=str(error), remedy=remedy)]
-    checks += found
+    checks += [*found, _shared(place)]
     if not any(check.status == "fail" for check in found):
         checks += _in_use(place)
     return checks
@@ -481,6 +482,23 @@ def _integrity(place: str, quick_check: Callable[[], object]) -> Check:
         remedy = "restore a backup"
         return Check(name="integrity", status="fail", text=f"damaged: {found}", remedy=remedy)
     return Check(name="integrity", status="ok", text="quick_check: ok")
+
+
+def _shared(place: str) -> Check:
+    """Two processes must see each other's memory and locks there, whatever its kind is called."""
+    try:
+        problem = coherence.problem(os.path.dirname(place))
+    except (OSError, subprocess.TimeoutExpired) as error:
+        problem = str(error)
+    if problem is not None:
+        return Check(
+            name="sharing",
+            status="fail",
+            text=f"two processes do not share what they must here: {problem}",
+            remedy="move the file to a local disk; a mount of another machine's folder is none",
+        )
+    text = "two processes see each other's memory and locks here"
+    return Check(name="sharing", status="ok", text=text)
 
 
 def _in_use(place: str) -> Iterator[Check]:

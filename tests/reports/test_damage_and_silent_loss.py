@@ -4,6 +4,7 @@ What other programs did to their files is done here to a real one: descriptors c
 file systems that keep no promise, transactions left behind by an exception.
 """
 
+import mmap
 import os
 import sqlite3
 import subprocess
@@ -15,7 +16,15 @@ from typing import Any
 
 import pytest
 
-from killproof import FileRefused, Host, OutcomeUnknown, Queue, StorageFailed, maintenance
+from killproof import (
+    FileRefused,
+    Host,
+    OutcomeUnknown,
+    Queue,
+    StorageFailed,
+    coherence,
+    maintenance,
+)
 from killproof.core import barrier, database, sync
 from killproof.core.host import KernelLocks
 from killproof.maintenance import Check, doctor
@@ -458,6 +467,39 @@ def test_a_network_file_system_that_nobody_asks_about_is_seen_to_be_taken(
     """B80, control."""
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         check_refused_at_every_level(place, monkeypatch, "nfs4", Believing())
+
+
+# B80, its other half: a file system whose name says nothing.
+
+
+def check_sharing_is_well(place: Path) -> None:
+    Queue(place / "q.db", durability="process").close()
+    found = {check.name: check for check in doctor(place / "q.db")}
+    assert found["sharing"].status == "ok", found["sharing"].text
+    assert {path.name for path in place.iterdir() if "probe" in path.name} == set()
+
+
+def test_the_doctor_tries_whether_two_processes_share_memory_and_locks(place: Path) -> None:
+    """B80: malformed within a minute where the memory of the log is not one memory."""
+    check_sharing_is_well(place)
+
+
+@pytest.mark.parametrize("missing", ["memory", "locks"])
+def test_a_place_where_they_do_not_is_seen(
+    place: Path, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    """B80, control: a map that is private, and a lock that nobody takes."""
+    if missing == "memory":
+
+        def private(descriptor: int) -> mmap.mmap:
+            os.truncate(descriptor, mmap.PAGESIZE)
+            return mmap.mmap(descriptor, mmap.PAGESIZE, access=mmap.ACCESS_COPY)
+
+        monkeypatch.setattr(coherence, "_shared", private)
+    else:
+        monkeypatch.setattr("killproof.coherence.fcntl.lockf", lambda *_: None)
+    with pytest.raises(AssertionError, match=missing):
+        check_sharing_is_well(place)
 
 
 # B83: a failed write leaves the write lock held by an idle connection.

@@ -32,7 +32,7 @@ def test_a_sound_file_has_no_faults(path: Path) -> None:
     assert [check for check in checks if check.status == "fail"] == []
     assert {check.name for check in checks} == {
         "file", "sqlite", "clock", "space", "file system", "marker", "side files", "log",
-        "durability", "integrity", "write lock", "death lock",
+        "durability", "integrity", "sharing", "write lock", "death lock",
     }  # fmt: skip
     assert "power, journal mode wal" in found(checks, "durability").text
 
