@@ -429,7 +429,7 @@ def test_the_answers_are_in_the_words_of_the_commands(
     assert told["show"]["attempts"][0]["error_message"] == "no such address"
     assert "no such address" in told["show"]["attempts"][0]["traceback"]
     assert told["show"]["summary"] == (
-        f"dead, attempt 1 of 5: ValueError no such address; again: killproof replay {job_id}"
+        f"dead, attempt 1 of 5: ValueError: no such address; again: killproof replay {job_id}"
     )
 
 
