@@ -65,7 +65,7 @@ def alerts(limits: list[Limit], counts: Mapping[str, int], age_ms: int) -> list[
     for one in limits:
         value = age_ms / 1_000 if one.name == AGE else counts[one.name]
         if value > one.most:
-            shown = f"{value:g} jobs, over {one.most:g}"
+            shown = f"{value:g} {'job' if value == 1 else 'jobs'}, over {one.most:g}"
             if one.name == AGE:
                 shown = f"the oldest waits for {span(age_ms)}, over {span(round(one.most * 1e3))}"
             look = _LOOK.get(one.name, f"killproof jobs --state {one.name}")

@@ -165,7 +165,9 @@ def enqueue(
         list[str] | None,
         typer.Option(metavar="NAME=TEXT", help="A text of the payload, as it is: no quotes."),
     ] = None,
-    delay: Annotated[float, typer.Option(help="Seconds before which it never runs.")] = 0.0,
+    delay: Annotated[
+        str, typer.Option(metavar="TIME", help="From now; 90s or 10min: it never runs before.")
+    ] = "0s",
     deadline: Annotated[
         str | None, typer.Option(metavar="TIME", help="From now; 10min: later it expires instead.")
     ] = None,
@@ -175,10 +177,13 @@ def enqueue(
     ] = None,
     max_attempts: Annotated[int, typer.Option(help="Executions in all.")] = 5,
     lease: Annotated[
-        float, typer.Option(help="Seconds a silent worker keeps the job from others.")
-    ] = 60.0,
+        str, typer.Option(metavar="TIME", help="How long a silent worker keeps it from others.")
+    ] = "60s",
     retry: Annotated[
-        str, typer.Option(help="article, exponential:BASE, fixed:SECONDS or immediate.")
+        str,
+        typer.Option(
+            help="article (1 min, then doubled), exponential:BASE, fixed:SECONDS or immediate."
+        ),
     ] = "article",
     urgent: Annotated[
         bool, typer.Option("--urgent", help="Before every other: priority 0.")
@@ -194,11 +199,11 @@ def enqueue(
     priority = 0 if urgent else priority
     value = _payload(payload, field or [], is_large=large)
     options: dict[str, Any] = {
-        "delay": delay,
+        "delay": seconds_of(delay, "--delay"),
         "priority": priority,
         "key": key,
         "max_attempts": max_attempts,
-        "lease": lease,
+        "lease": seconds_of(lease, "--lease"),
     }
     now_ms = SystemClock().now_ms()
     if deadline is not None:
@@ -264,11 +269,14 @@ def _handlers(name: str) -> "Handlers":
     from killproof.handlers import Handlers
 
     module_name, _, attribute = name.partition(":")
+    if module_name.endswith(".py"):
+        meant = Path(module_name).stem
+        raise ValueError(f"{module_name!r} is a file: give the name of the module, {meant!r}")
     sys.path.insert(0, os.getcwd())
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        if error.name == module_name:
+        if f"{module_name}.".startswith(f"{error.name}."):  # It, or a package that it is in.
             raise ValueError(f"there is no module {module_name!r} here: {os.getcwd()}") from error
         raise ValueError(f"module {module_name!r} needs {error.name!r}: install it") from error
     except (Exception, SystemExit) as error:  # The user's module: named by place.

@@ -299,7 +299,8 @@ def worker(look: Look) -> Iterator[Reason]:
     if not living:
         text = "no worker runs"
     elif not able:
-        text = f"{count_of(len(living), 'worker')} run, and none has a handler for {job.kind!r}"
+        run = "1 worker runs" if len(living) == 1 else f"{len(living):,} workers run"
+        text = f"{run}, and none has a handler for {job.kind!r}"
     else:
         pids = ", ".join(str(one.pid) for one in able[:3])
         more = f" and {len(able) - 3} more" if len(able) > 3 else ""
@@ -353,7 +354,7 @@ def order(look: Look) -> Iterator[Reason]:
 
 def _error(job: Job) -> str:
     first = (job.error_message or "").strip().splitlines()[:1]
-    return " ".join([job.error_class or "Error", *first])[:200]
+    return ": ".join([job.error_class or "Error", *first])[:200]
 
 
 #: In the order in which a claim meets them.

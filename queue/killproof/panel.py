@@ -197,7 +197,7 @@ class Reader:
 def _died(row: tuple[Value, ...]) -> Died:
     job_id, kind, retries, error_class, message, finished_ms = row
     # Whoever marks a job dead by hand writes no error; that must not end the panel.
-    first = " ".join(str(part) for part in (error_class or "Error", message or "") if part)
+    first = ": ".join(str(part) for part in (error_class or "Error", message or "") if part)
     return Died(
         job_id=cast(int, job_id),
         kind=str(kind),

@@ -87,7 +87,7 @@ def size_of(count: int) -> str:
 def error_line(error_class: str | None, message: str | None) -> str:
     """Return the first line of an error, cut."""
     first = (message or "").strip().splitlines()[:1]
-    return shown(" ".join([error_class or "Error", *first]))
+    return shown(": ".join([error_class or "Error", *filter(None, first)]))
 
 
 def shown(text: str) -> str:

@@ -36,7 +36,7 @@ def test_the_level_of_a_new_file_can_be_asked_for(run: Run, place: Path) -> None
 
 
 def test_enqueue_takes_every_option(run: Run, place: Path) -> None:
-    options = {"delay": 60, "priority": 0, "key": "k1", "max-attempts": 3, "lease": 5}
+    options = {"delay": "10min", "priority": 0, "key": "k1", "max-attempts": 3, "lease": 5}
     given = [f"--{name}={value}" for name, value in options.items()]
     run("enqueue", "k", "[]", "--db", "other.db", "--retry", "fixed:2", *given)
     with Queue(place / "other.db") as queue:
@@ -44,6 +44,7 @@ def test_enqueue_takes_every_option(run: Run, place: Path) -> None:
 
     assert job is not None
     assert (job.state, job.priority, job.key) == ("scheduled", 0, "k1")
+    assert job.due_ms - job.created_ms == 600_000
     assert (job.max_attempts, job.lease_ms, job.retry) == (3, 5_000, "fixed:2")
 
 
@@ -90,8 +91,7 @@ def test_the_database_comes_from_the_option_or_the_variable(
         (["enqueue", "k", "NaN"], "payload nan is not JSON"),
         (["enqueue", "k", "[" * 100_000], "is not JSON"),
         (["enqueue", "k", '"\\ud83d"'], "surrogate"),
-        (["enqueue", "k", "1", "--delay", "-1"], "delay -1.0 must be"),
-        (["enqueue", "k", "1", "--delay", "soon"], "'--delay'"),
+        (["enqueue", "k", "1", "--delay", "-1"], "--delay '-1' is no time"),
         (["enqueue", "k", "1", "--priority", "10"], "priority 10 must be"),
         (["enqueue", "k", "1", "--retry", "often"], "retry policy 'often' is unknown"),
         (["enqueue", "k", "1", "--max-attempts", "0"], "max_attempts 0 must be"),
@@ -99,6 +99,8 @@ def test_the_database_comes_from_the_option_or_the_variable(
         (["enqueue", "k", "1", "--durability", "best"], "durability 'best' is unknown"),
         (["enqueue", "", "1"], "kind '' must be"),
         (["enqueue", "k"], "a job needs a payload"),
+        (["enqueue", "k", "1", "--delay", "soon"], "--delay 'soon' is no time"),
+        (["enqueue", "k", "1", "--lease=-1"], "--lease '-1' is no time"),
         (["enqueue", "k", "1", "--db", "no/such/folder/queue.db"], "no/such/folder/queue.db"),
         (["status"], "queue.db does not exist: make it with killproof enqueue"),
         (["show", "1"], "queue.db does not exist"),
@@ -107,6 +109,8 @@ def test_the_database_comes_from_the_option_or_the_variable(
         (["replay"], "--state dead"),
         (["cancel", "1"], "queue.db does not exist"),
         (["work", "no_such_module"], "there is no module 'no_such_module' here"),
+        (["work", "no_such_package.jobs"], "there is no module 'no_such_package.jobs' here"),
+        (["work", "my_jobs.py"], "'my_jobs.py' is a file: give the name of the module, 'my_jobs'"),
         (["work", "json"], "module 'json' has no Handlers named 'handlers'"),
         (["work", "json", "--log-level", "loud"], "log level 'loud' is unknown"),
         (["dance"], "No such command 'dance'"),
@@ -182,7 +186,7 @@ def test_show_says_what_comes_next_and_why(run: Run, place: Path) -> None:
     code, out, _ = run("show", "1")
 
     assert code == 0
-    assert "job 1 of kind scrape: next try in 58 s (failure 1 of 5: HTTPError 503)" in out
+    assert "job 1 of kind scrape: next try in 58 s (failure 1 of 5: HTTPError: 503)" in out
     assert 'payload {"url": "x"}' in out
     assert "key k1" in out
     assert 'raise HTTPError("503")' in out
@@ -234,7 +238,7 @@ def test_an_error_that_looks_like_markup_is_printed_as_it_is(run: Run, place: Pa
                 "state": "retryable", "due_ms": 1_058_000, "deliveries": 1,
                 "error_class": "HTTPError", "error_message": "503\nbody",
             },
-            "next try in 58 s (failure 1 of 5: HTTPError 503)",
+            "next try in 58 s (failure 1 of 5: HTTPError: 503)",
         ),
         (
             {"state": "leased", "deliveries": 2, "claimed_ms": 997_000},
@@ -247,7 +251,7 @@ def test_an_error_that_looks_like_markup_is_printed_as_it_is(run: Run, place: Pa
         ),
         (
             {"state": "held", "error_class": "Hold", "error_message": "paid?"},
-            "held: Hold paid?; decide: killproof unhold 7, or cancel 7",
+            "held: Hold: paid?; decide: killproof unhold 7, or cancel 7",
         ),
         ({"state": "held"}, "held; decide: killproof unhold 7, or cancel 7"),
         ({"state": "blocked"}, "waits for other jobs"),

@@ -40,7 +40,7 @@ def test_the_dead_letters_are_listed_with_their_errors_and_what_to_do(
 
     assert code == 0
     assert (
-        "dead, attempt 1 of 5: ValueError no such address; again: killproof replay 1"
+        "dead, attempt 1 of 5: ValueError: no such address; again: killproof replay 1"
         in " ".join(out.split())
     )
     (job,) = as_json(run("dead", "--json"))
@@ -88,7 +88,7 @@ def test_an_alert_is_an_exit_code_for_cron(
     got, out, _ = run("status", *arguments)
 
     assert got == code
-    assert ("ALERT dead: 1 jobs, over 0; look: killproof dead" in out) == bool(code)
+    assert ("ALERT dead: 1 job, over 0; look: killproof dead" in out) == bool(code)
     report = json.loads(run("status", *arguments, "--json")[1])
     assert [alert["name"] for alert in report["alerts"]] == ["dead"] * code
 

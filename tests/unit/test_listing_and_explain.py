@@ -89,7 +89,7 @@ def test_a_job_that_has_ended_says_how_and_how_to_run_it_again(queue: Queue) -> 
 
     assert "it succeeded at" in kept_by(queue, done)["ended"]
     (reason,) = explain(queue, dead).keeping
-    assert "after 1 attempt: ValueError no such address" in reason.text
+    assert "after 1 attempt: ValueError: no such address" in reason.text
     assert reason.remedy == f"killproof replay {dead}"
 
 
@@ -98,7 +98,7 @@ def test_a_job_that_waits_says_until_when_and_after_what(queue: Queue, clock: Ma
     queue.nack(claimed(queue), KeyError("sku"), delay=30)
 
     assert "due in 1 min, at 2023-11-14" in kept_by(queue, later)["due"]
-    assert "after failure 1 of 5 (KeyError 'sku')" in kept_by(queue, failed)["due"]
+    assert "after failure 1 of 5 (KeyError: 'sku')" in kept_by(queue, failed)["due"]
     clock.advance(60)
     assert "due" not in kept_by(queue, later)
 
@@ -175,7 +175,7 @@ def worker(queue: Queue) -> Iterator[Queue]:
 def test_without_a_worker_for_its_kind_a_job_says_so(queue: Queue, worker: Queue) -> None:
     job_id = queue.enqueue("k", 1)
     presence.announce(worker, ["other", "another"])
-    assert "1 worker run, and none has a handler for 'k'" in kept_by(queue, job_id)["worker"]
+    assert "1 worker runs, and none has a handler for 'k'" in kept_by(queue, job_id)["worker"]
     presence.announce(worker, ["k"])
 
     assert explain(queue, job_id).keeping == ()

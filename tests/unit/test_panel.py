@@ -60,7 +60,7 @@ def test_a_look_has_counts_mean_retries_and_the_latest_failures(
         (4, "fetch", 1),
         (3, "fetch", 1),
     ]
-    assert look.latest_failures[0].error.startswith("ValueError HTTP 503 number 6 xxx")
+    assert look.latest_failures[0].error.startswith("ValueError: HTTP 503 number 6 xxx")
     assert all(len(died.error) == 80 for died in look.latest_failures)
     assert look.oldest_waiting_ms == 5_000
     assert (look.slots, look.slots_used) == (3, 1)
@@ -106,7 +106,7 @@ def test_a_row_without_an_error_and_one_with_control_characters_end_no_panel(
     look = Reader(queue).look()
     lines = panel.block(look)
 
-    assert "job 7 a\\x1b[2J after 1 retries: Error x\\ny" in lines
+    assert "job 7 a\\x1b[2J after 1 retries: Error: x\\ny" in lines
     assert "\x1b" not in lines
     sql("UPDATE job SET error_message = NULL WHERE id = 7")
     assert Reader(queue).look().latest_failures[0].error == "Error"
