@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from killproof import Host, Lease, ManualClock, PayloadInvalid, PayloadTooLarge, Queue
 from killproof.core import model
 from killproof.core.model import PAYLOAD_BYTES_MAX
+from killproof.payloads import Payloads
 
 SECONDS_MAX = 20.0
 Made = type[Queue]
@@ -178,6 +179,40 @@ def test_a_queue_without_the_limit_is_seen_to_take_it(
     monkeypatch.setattr(model, "PAYLOAD_BYTES_MAX", 1 << 30)
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         check_a_payload_over_the_limit_is_refused(place)
+
+
+class KeepsInTheRow(Payloads):
+    """Takes any payload into the row, as it would be without files."""
+
+    def enqueue(self, kind: str, payload: object, **options: Any) -> int:
+        return self._queue.enqueue(kind, payload, **options)
+
+
+def check_a_claim_costs_the_same_beside_any_payload(place: Path, made: type[Payloads]) -> None:
+    written = []
+    for number, size in enumerate((100, 900_000)):
+        with Queue(place / f"{number}.db", durability="process") as queue:
+            payloads = made(queue, threshold=1_000)
+            payload = {"text": "x" * size}
+            job = queue.get(payloads.enqueue("kind", payload))
+            assert job is not None
+            log = Path(f"{queue.path}-wal")
+            before = log.stat().st_size
+            claimed(queue)
+            written.append(log.stat().st_size - before)
+            assert payloads.payload(job) == payload
+    assert written[1] <= written[0] + 2 * 4_120, f"the claims wrote {written} bytes"
+
+
+def test_a_claim_writes_the_same_beside_a_large_payload_in_a_file(place: Path) -> None:
+    """B121: each claim of a row wrote its payload anew."""
+    check_a_claim_costs_the_same_beside_any_payload(place, Payloads)
+
+
+def test_a_claim_of_a_row_with_a_large_payload_is_seen_to_write_it(place: Path) -> None:
+    """B121, control."""
+    with pytest.raises(AssertionError, match="the claims wrote"):
+        check_a_claim_costs_the_same_beside_any_payload(place, KeepsInTheRow)
 
 
 # B122: an unbounded queue in memory before the file.
