@@ -48,6 +48,7 @@ OVERHEAD_SECONDS: Final = 2.0
 app = typer.Typer(
     help="Measure a queue, with the conditions of each number.",
     add_completion=False,
+    no_args_is_help=True,
 )
 
 

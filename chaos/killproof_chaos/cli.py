@@ -56,6 +56,7 @@ SEED_MAX: Final = 2**32 - 1
 
 app = typer.Typer(
     add_completion=False,
+    no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Kill a queue for real, and judge its promises from what was recorded.",
 )

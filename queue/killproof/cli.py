@@ -14,6 +14,7 @@ import errno
 import importlib
 import io
 import os
+import re
 import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Final
@@ -32,7 +33,6 @@ EXIT_INTERRUPTED: Final = 130  # As a shell reports a death by SIGINT.
 #: Where each command is defined; a test compares it with what the modules register.
 MODULES: Final = {
     "killproof.cli_work": ("Work", ("init", "enqueue", "work")),
-    "killproof.cli_panel": ("Jobs", ("panel",)),
     "killproof.cli_jobs": (
         "Jobs",
         (
@@ -40,6 +40,7 @@ MODULES: Final = {
             *("replay", "reprioritise", "cancel", "hold", "unhold"),
         ),
     ),
+    "killproof.cli_panel": ("Jobs", ("panel",)),
     "killproof.cli_operations": (
         "Operations",
         (
@@ -47,13 +48,15 @@ MODULES: Final = {
             *("export", "import", "webhook", "systemd-unit"),
         ),
     ),
-    "killproof.cli_schedules": ("Jobs", ("schedules",)),
-    "killproof.cli_workflow": ("Jobs", ("workflow",)),
-    "killproof.cli_payloads": ("Operations", ("payloads",)),
-    "killproof.cli_articles": ("Operations", ("articles",)),
-    "killproof.cli_limits": ("Operations", ("limits",)),
     "killproof.cli_serve": ("Operations", ("serve", "pause", "resume")),
+    "killproof.cli_articles": ("Above the queue", ("articles",)),
+    "killproof.cli_limits": ("Above the queue", ("limits",)),
+    "killproof.cli_payloads": ("Above the queue", ("payloads",)),
+    "killproof.cli_schedules": ("Above the queue", ("schedules",)),
+    "killproof.cli_workflow": ("Above the queue", ("workflow",)),
 }
+#: The heading of what other packages add, at the end of the help.
+HEADING_OTHERS: Final = "Proof and figures"
 PLUGINS: Final = "killproof.commands"
 PLUGIN_HELP: Final = {
     "chaos": "Kill a queue for real, and judge its promises from what was recorded.",
@@ -95,6 +98,8 @@ def main() -> int:
     except Exception as error:  # A fault of ours: a line for the user, the trace for who asks.
         if os.environ.get("KILLPROOF_DEBUG"):
             raise
+        if _is_of_extra(error, arguments[0]):
+            return _complain(_needed(arguments[0], "killproof", error), EXIT_FAILED)
         said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         text = f"internal error: {said} (KILLPROOF_DEBUG=1 shows where)"
         return _complain(text, EXIT_FAILED)
@@ -140,7 +145,8 @@ def _commands(arguments: list[str]) -> typer.Typer:
             whole.add_typer(_load(point), name=point.name)
         elif point.name not in own:
             text = PLUGIN_HELP.get(point.name, f"Commands of {point.module}.")
-            whole.command(point.name, help=text)(_only_listed)
+            listed = whole.command(point.name, help=text, rich_help_panel=HEADING_OTHERS)
+            listed(_only_listed)
     return whole
 
 
@@ -209,13 +215,25 @@ def _load(point: "EntryPoint") -> typer.Typer:
         found = point.load()
     except ImportError as error:
         package = point.dist.name if point.dist else "killproof"
-        extra = f"{package}[{point.name}]"
-        raise KillproofError(
-            f"killproof {point.name} needs its extra: pip install '{extra}' ({error})"
-        ) from error
+        raise KillproofError(_needed(point.name, package, error)) from error
     if not isinstance(found, typer.Typer):
         raise KillproofError(f"{point.value} is no typer application: update its package")
     return found
+
+
+def _needed(command: str, package: str, error: Exception) -> str:
+    return f"killproof {command} needs its extra: pip install '{package}[{command}]' ({error})"
+
+
+def _is_of_extra(error: Exception, command: str) -> bool:
+    """Tell whether the command has just missed, at its late import, what its extra installs."""
+    if not isinstance(error, ModuleNotFoundError) or command not in PLUGIN_HELP:
+        return False
+    from importlib.metadata import requires
+
+    missing = (error.name or "").partition(".")[0]
+    asked = [text for text in requires("killproof") or () if f"extra == '{command}'" in text]
+    return missing in [re.split(r"[^\w-]", text, maxsplit=1)[0] for text in asked]
 
 
 def _only_listed() -> None:
@@ -230,7 +248,9 @@ def _usage(error: Exception) -> str:
     message = str(getattr(error, "format_message", lambda: error)())
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "killproof"
-    return f"{' '.join(message.split())} (see: {path} --help)"
+    # The library has printed a group's help, and has no words for why.
+    said = " ".join(message.split()) or "the name of its command is missing"
+    return f"{said} (see: {path} --help)"
 
 
 def _complain(text: str, code: int) -> int:

@@ -22,7 +22,7 @@ from killproof.payloads import Payloads, job_of
 from killproof.wording import count_of, printable, size_of
 
 app = typer.Typer()
-group = typer.Typer(help="Large payloads, in files beside the database.")
+group = typer.Typer(no_args_is_help=True, help="Large payloads, in files beside the database.")
 app.add_typer(group, name="payloads")
 
 

@@ -30,7 +30,7 @@ from killproof.schedule_times import TimesUnavailable
 from killproof.wording import count_of, moment, span
 
 app = typer.Typer()
-group = typer.Typer(help="Jobs that come again: by interval or cron.")
+group = typer.Typer(no_args_is_help=True, help="Jobs that come again: by interval or cron.")
 app.add_typer(group, name="schedules")
 
 #: A moment by the clock of a zone.

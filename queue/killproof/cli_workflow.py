@@ -27,7 +27,9 @@ from killproof.workflow import Workflows
 from killproof.workflow_view import Run, StepView
 
 app = typer.Typer()
-workflow = typer.Typer(help="Runs of workflows: steps in order or as a graph, each a job.")
+workflow = typer.Typer(
+    no_args_is_help=True, help="Runs of workflows: steps in order or as a graph, each a job."
+)
 app.add_typer(workflow, name="workflow")
 
 RunId = Annotated[int, typer.Argument(metavar="RUN", help="The run's id: killproof workflow list.")]

@@ -372,6 +372,14 @@ def test_help_lists_the_commands_of_other_packages_without_importing_them(run: R
     assert not {name for name in set(sys.modules) - loaded if name.startswith("killproof_")}
 
 
+@pytest.mark.parametrize("group", ["schedules", "workflow", "payloads", "chaos", "bench"])
+def test_a_group_alone_is_wrong_usage_and_prints_its_help(run: Run, group: str) -> None:
+    code, out, err = run(group)
+
+    assert (code, f"Usage: killproof {group} [OPTIONS] COMMAND" in out) == (64, True)
+    assert err == f"killproof: the name of its command is missing (see: killproof {group} --help)\n"
+
+
 def test_the_queues_own_commands_do_not_look_for_other_packages(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -384,6 +392,21 @@ def test_a_package_that_is_not_installed_gives_the_line_that_installs_it() -> No
     point = EntryPoint(name="chaos", value="no_such_package.cli:app", group=cli.PLUGINS)
     with pytest.raises(KillproofError, match=r"pip install 'killproof\[chaos\]'"):
         cli._load(point)
+
+
+def test_a_late_import_that_only_an_extra_has_gives_the_line_that_installs_it(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("killproof_bench.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "numpy", None)  # An import of it fails, as without it.
+    code, out, err = run("bench", "startup")
+
+    assert (code, out, err.count("\n")) == (3, "", 1)
+    assert err.startswith(
+        "killproof: killproof bench needs its extra: pip install 'killproof[bench]'"
+    )
+    assert not cli._is_of_extra(ModuleNotFoundError("a fault of ours", name="no_such"), "bench")
 
 
 def test_an_unexpected_error_is_a_line_and_a_hint(
