@@ -8,6 +8,7 @@ dead.
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,6 +17,8 @@ from typing import Final
 #: Where Linux keeps a file system in memory that anybody may write to.
 MEMORY: Final = Path("/dev/shm")
 PREFIX: Final = "killproof-"
+#: A killed process is gone within milliseconds; on the busiest machine within seconds.
+REMOVALS_MAX: Final = 100
 
 
 def folder(
@@ -47,7 +50,16 @@ def lent(purpose: str, *, bytes_min: int = 0, otherwise: Path | None = None) -> 
     try:
         yield place
     finally:
+        _remove(place)
+
+
+def _remove(place: Path) -> None:
+    """Remove a folder; processes that are just being ended may still make a file in it."""
+    for _ in range(REMOVALS_MAX):
         shutil.rmtree(place, ignore_errors=True)
+        if not place.exists():
+            return
+        time.sleep(0.02)
 
 
 def _remove_of_the_dead(parent: Path) -> None:

@@ -122,7 +122,8 @@ def test_a_queue_that_syncs_before_it_answers_loses_nothing(place: Path, target:
 
     assert verdict["properties"]["P1"]["verdict"] == "pass"
     assert verdict["properties"]["P1"]["figures"]["images_lost"] == 0
-    assert verdict["counts"]["images"] == 40 * len(Policy)
+    # As many again where a kill cut a call off: it had an effect, or it had none.
+    assert verdict["counts"]["images"] in {40 * len(Policy), 2 * 40 * len(Policy)}
     assert 1 < verdict["counts"]["distinct"] <= verdict["counts"]["images"]
     assert verdict["coverage"]["missed"] == []
     assert verdict["faults"]["kill"] > 1
