@@ -448,12 +448,14 @@ def _publish(partial: Path, names: Iterator[Path]) -> Path:
     _make_durable(partial)
     path = partial
     for path in names:
-        if not _publish_payloads(partial, path):
+        has_payloads = os.path.isdir(Folder(str(partial)).path)
+        if has_payloads and not _publish_payloads(partial, path):
             continue
         try:
             os.link(partial, path)
         except FileExistsError:
-            _publish_payloads(path, partial)
+            if has_payloads:  # Else what is there belongs to the file that has this name.
+                _publish_payloads(path, partial)
             continue
         except OSError as error:
             if error.errno not in NO_LINKS:
@@ -462,7 +464,8 @@ def _publish(partial: Path, names: Iterator[Path]) -> Path:
             try:
                 os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
             except FileExistsError:
-                _publish_payloads(path, partial)
+                if has_payloads:
+                    _publish_payloads(path, partial)
                 continue
             os.replace(partial, path)
         barrier.sync_directory(str(path))
@@ -477,8 +480,6 @@ def _publish_payloads(old: Path, new: Path) -> bool:
     """
     try:
         os.rename(Folder(str(old)).path, Folder(str(new)).path)
-    except FileNotFoundError:
-        return True  # There are none.
     except OSError as error:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
             return False

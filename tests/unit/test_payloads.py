@@ -1,5 +1,6 @@
 """Large payloads in files: never a dangling reference, never a wrong payload, nothing left over."""
 
+import errno
 import fcntl
 import json
 import os
@@ -610,6 +611,28 @@ def test_a_backup_of_what_is_damaged_is_made_and_tells_what_is_not_in_it(
     assert done.lost[0].startswith(f"job {number}: ")
     with closing(sqlite3.connect(done.path)) as copy:
         assert copy.execute("SELECT count(*) FROM job").fetchone() == (1,)
+
+
+def test_a_backup_without_large_payloads_leaves_alone_those_of_the_file_that_has_its_name(
+    queue: Queue, large: Payloads, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two backups of one moment; and where the file system has no links."""
+    monkeypatch.setattr(queue.host.clock, "now_ms", lambda: 1_700_000_000_000)
+    number = large.enqueue("k", LARGE)
+    first = backup(queue, place)
+    with queue.transaction() as tx:
+        tx.change("DELETE FROM job")
+    assert large.collect().files == 1
+    second = backup(queue, place)
+
+    def no_links(*_: object) -> None:
+        raise OSError(errno.EPERM, "no links here")
+
+    monkeypatch.setattr(os, "link", no_links)
+    third = backup(queue, place)
+    assert len({first.path, second.path, third.path}) == 3
+    with Queue(first.path) as other:
+        assert Payloads(other).payload(job_of(other, number)) == LARGE
 
 
 def test_a_file_that_a_restore_replaces_keeps_its_large_payloads(
