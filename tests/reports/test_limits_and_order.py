@@ -34,7 +34,7 @@ def claimed(queue: Queue) -> Lease:
 # B23: a place of a limit is given back twice.
 
 AT_ONCE = 3
-JOBS = 250
+JOBS = 100
 UNFINISHED = ("available", "scheduled", "retryable", "leased")
 
 
