@@ -62,21 +62,27 @@ class WorkflowMachine(RuleBasedStateMachine):
 
     # The worker.
 
-    @rule(succeeds=st.sampled_from([True, True, False]))
-    def work(self, succeeds: bool) -> None:
+    @rule(succeeds=st.sampled_from([True, True, False]), hours=st.integers(0, 1))
+    def work(self, succeeds: bool, hours: int) -> None:
         lease = self.queue.claim()
         if lease is None:
             return
         job_id = lease.job.id
+        (undoes, expires_ms) = self.row(
+            "SELECT undoes, expires_ms FROM workflow_step JOIN workflow_run AS run"
+            " ON run.id = run_id WHERE job_id = ?", job_id)  # fmt: skip
+        assert undoes or expires_ms is None or self.clock.now_ms() < expires_ms, "too late"
         (unmet,) = self.row("SELECT count(*) FROM workflow_need WHERE job_id = ?", job_id)
         met = {need for (need,) in self.rows("SELECT needs_job_id FROM workflow_need"
                                              " WHERE job_id = ?", job_id)}  # fmt: skip
         assert met <= self.succeeded, f"step {job_id} started before {met - self.succeeded}"
         assert len(met) == unmet
+        self.clock.step_wall(hours * HOUR)
+        if hours and (other := self.queue.claim()) is not None:  # It also expires what is due.
+            self.queue.release(other)
         if succeeds:
             self.queue.ack(lease)
             self.succeeded.add(job_id)
-            (undoes,) = self.row("SELECT undoes FROM workflow_step WHERE job_id = ?", job_id)
             if undoes:
                 self.undone.append(undoes)
         else:
@@ -191,7 +197,7 @@ class WorkflowMachine(RuleBasedStateMachine):
 
 
 LEAN = settings(
-    max_examples=15,
+    max_examples=60,  # Fewer do not see a step come back after its deadline, when it does.
     stateful_step_count=25,
     deadline=None,
     derandomize=True,
