@@ -75,20 +75,19 @@ def test_a_payload_in_a_file_is_given_to_the_handler_as_it_was_enqueued(
         assert "was given another payload than was enqueued" in finding.witnesses[0].story
 
 
+@pytest.mark.parametrize("answer", ["ok", "info"])
 @pytest.mark.parametrize(("began", "verdict"), [(True, "pass"), (False, "violated")])
 def test_a_job_whose_payload_was_lost_for_a_moment_is_seen(
-    run: "Run", began: bool, verdict: str
+    run: "Run", began: bool, verdict: str, answer: str
 ) -> None:
     """Its file may be back when the run ends: what is left of the job looks whole then."""
-    producer, worker = run.process("p1"), run.process("w1")
-    job = producer.enqueues("a", digest="whole", spill=True)
+    producer, worker, _ = worked_off(run)
+    job = producer.enqueues("b", answer=answer, digest="whole", spill=True)
     worker.claims(job)
     if began:
         worker.runs(job, "permanent")
-        worker.effect_lines[0]["given"] = "whole"
-    worker.invokes("nack", job=job, fence=job.fence)
-    run.commits(job, "dead")
-    worker.hears("ok", job=job, value={"permanent": True})
+        worker.effect_lines[-2]["given"] = "whole"
+    worker.nacks(job, "dead")
 
     assert run.verdict("P1") == verdict
 

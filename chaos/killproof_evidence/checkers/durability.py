@@ -19,6 +19,7 @@ def durable_acknowledgement(evidence: Evidence) -> Finding:
     """P1: an acknowledged enqueue is present or terminal at the end, and its payload whole."""
     tally = Tally()
     for story in evidence.stories:
+        _check_given(evidence, tally, story)  # Also of a job of which nobody was told: it is there.
         enqueue = story.acknowledged()
         if enqueue is None:
             continue
@@ -34,11 +35,10 @@ def durable_acknowledgement(evidence: Evidence) -> Finding:
                 seen,
                 *starts,
             )
-        _check_given(tally, story)
     return tally.finding("no enqueue was acknowledged", level="process")
 
 
-def _check_given(tally: Tally, story: Story) -> None:
+def _check_given(evidence: Evidence, tally: Tally, story: Story) -> None:
     """What a handler was given is what was enqueued, also where it was in a file of its own."""
     digest, spilled = story.asked.get("digest"), story.asked.get("spill")
     for execution in story.executions:
@@ -52,16 +52,20 @@ def _check_given(tally: Tally, story: Story) -> None:
                 execution.at,
             )
     started = {execution.fence for execution in story.executions}
-    for op in story.outcomes if spilled else ():
-        told = op.value_end if isinstance(op.value_end, dict) else {}
-        # A payload that is lost is found before the handler begins, and for good.
-        if op.f == "nack" and told.get("permanent") and op.fence not in started:
+    bound = evidence.max_attempts(story)
+    if not spilled or bound is None:
+        return
+    for change in story.changes:
+        attempts = (change.attempts or 0) - (change.forgiven or 0)
+        # A payload that is lost is found before the handler begins, and for good; the last of the
+        # attempts may also have ended with its worker.
+        if change.new == "dead" and change.fence_before not in started and attempts < bound:
             tally.violate(
                 story.label,
                 f"job {story.label} was given up, and its handler had not even begun",
                 None if story.birth is None else at(story.birth),
-                at(op),
-                at_end(op),
+                where(change.before),
+                change.at,
             )
 
 
