@@ -27,14 +27,22 @@ from killproof.cli_terminal import (
 )
 from killproof.core.clock import SystemClock
 from killproof.core.errors import JobNotFound
-from killproof.core.model import Attempt, Job
+from killproof.core.model import STATES, Attempt, Job
 from killproof.listing import summary as summary
 from killproof.wording import count_of, printable, span
 
 app = typer.Typer()
 
 
-State = Annotated[str | None, typer.Option(metavar="STATE", help="Only in this state.")]
+def _states(incomplete: str) -> list[str]:
+    """Return what a shell may complete a state to."""
+    return [state for state in STATES if state.startswith(incomplete)]
+
+
+State = Annotated[
+    str | None,
+    typer.Option(metavar="STATE", help="Only in this state.", autocompletion=_states),
+]
 Kind = Annotated[str | None, typer.Option(metavar="KIND", help="Only jobs of this kind.")]
 Limit = Annotated[int, typer.Option(metavar="N", help="Jobs at most.")]
 

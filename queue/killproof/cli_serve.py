@@ -259,6 +259,8 @@ def print_audit(
         print("nothing was done through the page")
         return
     table = table_of("when", "who", "role", "action", "job or kind", "outcome", right=())
+    for column in table.columns[:4]:  # Words; what is long is the sentence at the end.
+        column.no_wrap = True
     for entry in found:
         about = str(entry.job_id) if entry.job_id is not None else shown(entry.kind or "")
         outcome = f"{entry.outcome}: {shown(entry.said)}" if entry.said else entry.outcome

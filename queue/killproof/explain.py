@@ -118,8 +118,8 @@ def ended(look: Look) -> Iterator[Reason]:
     text = f"{words.get(job.state, 'its deadline passed at')} {moment(job.finished_ms or 0)}"
     if job.state == "dead":
         text += f", after {count_of(job.attempt, 'attempt')}: {_error(job)}"
-    waits = look.place is not None and look.place.unmet > 0  # Then a replay is refused.
-    remedy = None if waits else f"killproof replay {job.id}"
+    may_go = look.place is None or look.place.may_be_replayed
+    remedy = f"killproof replay {job.id}" if may_go else None
     yield Reason(rule="ended", keeps=True, text=text, remedy=remedy)
 
 

@@ -253,8 +253,11 @@ WAITS_FOR: Final = """
      WHERE need.job_id = :id AND job.state <> 'succeeded'
      ORDER BY job.id LIMIT :limit"""
 
+#: States of a run in which what has been done is taken back.
+UNDOING: Final = frozenset({"compensating", "compensated", "compensation_failed"})
+
 BELONGS_TO: Final = """
-    SELECT run.id, run.name, run.state, step.name, step.unmet, step.swept_by
+    SELECT run.id, run.name, run.state, step.name, step.unmet, step.swept_by, step.undoes
       FROM workflow_step AS step JOIN workflow_run AS run ON run.id = step.run_id
      WHERE step.job_id = :id"""
 
@@ -269,7 +272,14 @@ class Place:
     step: str
     unmet: int
     swept_by: int | None
+    is_compensation: bool
     waits_for: tuple[tuple[str, int, str], ...]  #: (step, job, its state), `UNMET_MAX` at most
+
+    @property
+    def may_be_replayed(self) -> bool:
+        """Whether the trigger `workflow_step_guard` would let it go again."""
+        is_undone = not self.is_compensation and self.run_state in UNDOING
+        return not self.unmet and not is_undone
 
 
 def place_of(tx: Transaction, job_id: int) -> Place | None:
@@ -287,6 +297,7 @@ def place_of(tx: Transaction, job_id: int) -> Place | None:
         step=row[3],
         unmet=row[4],
         swept_by=row[5],
+        is_compensation=row[6] != 0,
         waits_for=tuple(
             (f"{name} {item}" if item else name, need, state)
             for name, item, need, state in cast(list[tuple[str, int, int, str]], unmet)

@@ -303,6 +303,12 @@ def test_a_shell_is_told_the_commands_that_fit(
 
     assert left.value.code == 0
     assert capsys.readouterr().out.split() == ["replay", "reprioritise", "restore", "resume"]
+    monkeypatch.setenv("COMP_WORDS", "killproof jobs --state s")
+    monkeypatch.setenv("COMP_CWORD", "3")
+    with pytest.raises(SystemExit):
+        run()
+
+    assert sorted(capsys.readouterr().out.split()) == ["scheduled", "succeeded"]
 
 
 def test_a_long_command_says_how_far_it_is_and_how_long_it_takes(

@@ -69,6 +69,9 @@ def test_the_commands_lead_from_a_failure_to_its_end(run: Run, place: Path) -> N
     code, _, err = run("workflow", "cancel", "1")
     assert (code, "run 1 is being compensated" in err) == (64, True)
     assert "1 cancelled, 1 compensating" in run("workflow", "report")[1]
+    failed = json.loads(run("explain", "3", "--json")[1])["reasons"][0]
+    assert (failed["rule"], failed["remedy"]) == ("ended", None)  # A replay would be refused.
+    assert run("replay", "3")[0] == 64
 
 
 def test_each_command_speaks_json(run: Run, place: Path) -> None:
