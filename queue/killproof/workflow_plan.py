@@ -131,7 +131,7 @@ class Workflow:
         Args:
             name: unique in the workflow.
             kind: of its jobs, with a handler somewhere; `WORKFLOW.STEP` unless given.
-            payload: of its job; None names the run and the step.
+            payload: of its job; None names the run and the step.  Not with `each`.
             needs: as for `step`; names of steps that are declared later are welcome.
             each: as for `step`; the item is in the payload of its jobs, as `item`.
             compensate: the kind of job that undoes it; its payload names the run and the step.
@@ -144,6 +144,8 @@ class Workflow:
         model.check_text(name, "step name", NAME_CHARS_MAX)
         if name in self._plans:
             raise ValueError(f"workflow {self.name!r} has a step {name!r} already")
+        if each is not None and payload is not None:
+            raise ValueError(f"step {name!r} has a payload, and its jobs have their items: drop it")
         kind = model.check_text(kind or f"{self.name}.{name}", "kind", model.KIND_CHARS_MAX)
         if needs is None:
             needs = list(self._plans)[-1:] if each is None else ()

@@ -239,6 +239,8 @@ def test_a_wrong_declaration_is_refused_where_it_stands() -> None:
         flow.add("b", prority=1)
     with pytest.raises(ValueError, match="all that it may need"):
         flow.add("b", each="a", needs=["a"])
+    with pytest.raises(ValueError, match="'b' has a payload, and its jobs have their items"):
+        flow.add("b", each="a", payload={"dropped": 1})
     assert [plan.name for plan in flow.plans] == ["a"]
 
 
