@@ -58,6 +58,7 @@ def test_claim_takes_one_job_per_call(queue: Queue, benchmark: BenchmarkFixture)
 
 def test_ack_finishes_one_job_per_call(queue: Queue, benchmark: BenchmarkFixture) -> None:
     """Rule H7."""
+
     def prepared() -> tuple[tuple[Lease], dict[str, object]]:
         return (claimed(queue),), {}
 
