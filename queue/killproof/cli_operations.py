@@ -5,6 +5,7 @@ import os
 import sys
 from contextlib import nullcontext
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal, TextIO, cast
 
@@ -249,9 +250,12 @@ def import_all(
     from killproof.payload_files import Folder
 
     source = nullcontext(_in_utf8(sys.stdin)) if str(file) == "-" else _opened(file, "r")
-    with source as lines, Queue(db, durability=cast(Durability | None, durability)) as queue:
-        files = None if str(file) == "-" else Folder(os.path.realpath(file))
-        done = transfer.import_jobs(queue, lines, files=files)
+    with source as lines:
+        first = next(lines, "")
+        transfer.source_of(first)  # Before the queue: a mistyped name must not make one.
+        with Queue(db, durability=cast(Durability | None, durability)) as queue:
+            files = None if str(file) == "-" else Folder(os.path.realpath(file))
+            done = transfer.import_jobs(queue, chain([first], lines), files=files)
     if as_json:
         print_json(asdict(done))
     else:

@@ -207,7 +207,10 @@ def enqueue(
     }
     now_ms = SystemClock().now_ms()
     if deadline is not None:
-        options["deadline"] = now_ms / 1_000 + seconds_of(deadline, "--deadline")
+        seconds = seconds_of(deadline, "--deadline")
+        if seconds <= options["delay"]:
+            raise ValueError(f"--deadline {shown(deadline)} must be later than --delay {delay}")
+        options["deadline"] = now_ms / 1_000 + seconds
     # Before the file: a mistyped option must not make one.
     new_job(now_ms, kind, None if large else value, policy=retry, **options)
     # `Queue` refuses a level that there is not, with the value.

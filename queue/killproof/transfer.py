@@ -234,7 +234,7 @@ def import_jobs(queue: Queue, lines: Iterable[str], *, files: Folder | None = No
         KillproofError: as for `Queue.enqueue`.
     """
     numbered = enumerate(lines, 1)
-    source = _source(next(numbered, (1, ""))[1])
+    source = source_of(next(numbered, (1, ""))[1])
     added, known = 0, 0
     refused: list[tuple[int, str]] = []
     lines_read = jobs_told = 0
@@ -295,7 +295,12 @@ def _some(numbered: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
             return
 
 
-def _source(line: str) -> str:
+def source_of(line: str) -> str:
+    """Return the name of the queue that the first line of an export tells.
+
+    Raises:
+        ValueError: it is no such line; the message names it.
+    """
     head = _json(1, line)
     if not isinstance(head, dict) or head.get("killproof_export") != FORMAT:
         raise ValueError(

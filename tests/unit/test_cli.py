@@ -100,6 +100,10 @@ def test_the_database_comes_from_the_option_or_the_variable(
         (["enqueue", "", "1"], "kind '' must be"),
         (["enqueue", "k"], "a job needs a payload"),
         (["enqueue", "k", "1", "--delay", "soon"], "--delay 'soon' is no time"),
+        (
+            ["enqueue", "k", "1", "--delay", "2h", "--deadline", "1h"],
+            "--deadline 1h must be later than --delay 2h",
+        ),
         (["enqueue", "k", "1", "--lease=-1"], "--lease '-1' is no time"),
         (["enqueue", "k", "1", "--db", "no/such/folder/queue.db"], "no/such/folder/queue.db"),
         (["status"], "queue.db does not exist: make it with killproof enqueue"),

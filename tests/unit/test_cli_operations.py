@@ -132,6 +132,16 @@ def test_bad_input_is_one_line_with_the_value(
     assert err.count("\n") == 1
 
 
+def test_what_is_no_export_makes_no_queue(run: Run, place: Path) -> None:
+    (place / "notes.txt").write_text("milk\n")
+    (place / "empty.jsonl").touch()
+    for name in ("notes.txt", "empty.jsonl"):
+        code, _, err = run("import", name, "--db", "new.db")
+        assert (code, "line 1 is not JSON" in err) == (64, True)
+
+    assert not (place / "new.db").exists()
+
+
 def test_prune_says_what_it_deletes_and_a_dry_run_what_it_would(run: Run, dead_one: int) -> None:
     assert run("prune", "--dead", "1h", "--dry-run")[1] == "would delete 0 jobs: 0 dead\n"
     assert run("prune", "--dead", "0", "--dry-run")[1] == "would delete 1 job: 1 dead\n"
