@@ -8,6 +8,7 @@ verdict.json.
 import json
 import random
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -188,11 +189,14 @@ def list_targets(as_json: Annotated[bool, typer.Option("--json", help="As JSON."
 
 
 @app.command("doctor")
-def look() -> None:
+def look(as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
     """Check that this machine can run the harness."""
     findings = doctor.examine(Path.cwd())
-    for finding in findings:
-        print(f"{'ok  ' if finding.good else 'BAD '} {finding.text}")
+    if as_json:
+        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        for finding in findings:
+            print(f"{'ok  ' if finding.good else 'BAD '} {finding.text}")
     if not all(finding.good for finding in findings):
         raise typer.Exit(1)
 

@@ -384,6 +384,15 @@ def test_a_group_alone_is_wrong_usage_and_prints_its_help(run: Run, group: str) 
     assert err == f"killproof: the name of its command is missing (see: killproof {group} --help)\n"
 
 
+def test_the_harness_says_in_json_what_it_found_of_this_machine(run: Run) -> None:
+    _, lines, _ = run("chaos", "doctor")
+    found = json.loads(run("chaos", "doctor", "--json")[1])
+
+    assert [f"{'ok  ' if one['good'] else 'BAD '} {one['text']}" for one in found] == (
+        lines.splitlines()
+    )
+
+
 def test_the_queues_own_commands_do_not_look_for_other_packages(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
