@@ -171,6 +171,9 @@ def test_the_log_lines_of_two_workers_in_one_file_are_whole(
     workers = [processes.start("-m", "killproof", "work", "jobs_here", *options) for _ in range(2)]
     with Queue(place / "queue.db") as queue:
         until(lambda: queue.counts()["dead"] == 30, "30 dead letters")
+        # One may have done all of them before the other was up.
+        log = place / "work.log"
+        until(lambda: log.read_text().count(" works on: ") == 2, "both are at work")
         niceness = [os.getpriority(os.PRIO_PROCESS, worker.pid) for worker in workers]
         for worker in workers:
             worker.terminate()
