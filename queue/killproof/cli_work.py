@@ -207,10 +207,7 @@ def enqueue(
     }
     now_ms = SystemClock().now_ms()
     if deadline is not None:
-        seconds = seconds_of(deadline, "--deadline")
-        if seconds <= options["delay"]:
-            raise ValueError(f"--deadline {shown(deadline)} must be later than --delay {delay}")
-        options["deadline"] = now_ms / 1_000 + seconds
+        options["deadline"] = now_ms / 1_000 + _seconds_left(deadline, delay)
     # Before the file: a mistyped option must not make one.
     new_job(now_ms, kind, None if large else value, policy=retry, **options)
     # `Queue` refuses a level that there is not, with the value.
@@ -227,6 +224,14 @@ def enqueue(
         print_json({"id": job_id})
     else:
         print(job_id)
+
+
+def _seconds_left(deadline: str, delay: str) -> float:
+    """Return the seconds to the deadline, or say in the words that were typed what is wrong."""
+    seconds = seconds_of(deadline, "--deadline")
+    if seconds <= seconds_of(delay, "--delay"):
+        raise ValueError(f"--deadline {shown(deadline)} must be later than --delay {shown(delay)}")
+    return seconds
 
 
 def _payload(text: str | None, fields: list[str], *, is_large: bool) -> object:
