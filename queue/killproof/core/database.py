@@ -123,8 +123,9 @@ class Transaction:
 
     def insert(self, sql: LiteralString, values: Values = ()) -> int | None:
         """Run an INSERT; return the id of the new row, or None if it inserted nothing."""
-        cursor = self._run(sql, values)
-        return cursor.lastrowid if cursor.rowcount == 1 else None
+        # In a Turkish locale Python 3.11 does not see that INSERT writes: rowcount is -1.
+        before, cursor = self._connection.total_changes, self._run(sql, values)
+        return cursor.lastrowid if self._connection.total_changes > before else None
 
     def _run(self, sql: LiteralString, values: Values) -> sqlite3.Cursor:
         """Run a statement, unless one before it (COMMIT, OR ROLLBACK) has ended the transaction.
