@@ -199,6 +199,27 @@ def test_who_asks_while_a_job_waits_below_its_limit_must_get_it(
     )
 
 
+def test_a_place_that_nobody_was_told_of_yet_may_be_unseen(
+    producer: "Process", workers: "list[Process]"
+) -> None:
+    """Who is stopped between his statement and its commit has freed nothing for the others."""
+    run = producer.run
+    reached(producer, workers)
+    first, second, third = jobs(producer, "scrape", "sync", "scrape")
+    workers[0].claims(first)
+    workers[1].claims(second)
+    workers[0].runs(first)
+    workers[0].invokes("ack", job=first, fence=first.fence)
+    run.commits(first, "succeeded")
+    run.passes(20)
+    workers[2].polls()
+    run.passes(20)
+    workers[0].hears("ok")
+    workers[2].claims(third)
+
+    assert run.verdict("P22") == "pass"
+
+
 def reached(producer: "Process", workers: "list[Process]") -> None:
     """Let the limit be reached, and end what runs."""
     first, second = jobs(producer, "scrape", "sync")

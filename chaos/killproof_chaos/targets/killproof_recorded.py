@@ -112,7 +112,7 @@ class RecordedQueue(Queue):
             "nack",
             lambda: nack(lease, error, delay=delay, permanent=permanent),
             lease,
-            told=lambda _: {"value": value or None},
+            value or None,
         )
 
     def release(self, lease: Lease) -> None:
@@ -127,7 +127,7 @@ class RecordedQueue(Queue):
             "snooze",
             lambda: snooze(lease, delay),
             lease,
-            told=lambda _: {"value": {"delay_ms": round(delay * 1_000)}},
+            {"delay_ms": round(delay * 1_000)},
         )
 
     def _facts_of(self, error: BaseException) -> dict[str, Any]:
@@ -141,12 +141,15 @@ class RecordedQueue(Queue):
         f: str,
         function: Callable[[], Result],
         lease: Lease,
-        told: Callable[[Result], dict[str, Any]] = lambda _result: {},
+        asked: dict[str, Any] | None = None,
     ) -> Result:
-        """Tell the queue how a job ended, on record; after it the lease is no longer ours."""
+        """Tell the queue how a job ended, on record; after it the lease is no longer ours.
+
+        What was asked stands in the record of the call: its answer may never be heard.
+        """
         try:
             result = self._recorder.call(
-                f, function, job=lease.job.id, fence=lease.fence, told=told
+                f, function, job=lease.job.id, fence=lease.fence, value=asked
             )
         except LeaseLost:
             self.forget(lease)

@@ -15,11 +15,12 @@ kept back by the rate, and it is unknown.
 
 **Used.**  Nobody is accused for a moment of rest.  A limit is not used when a job of it waited
 while fewer ran than may, and all that time somebody was free: either he asked, and was told that
-there is nothing (the whole of his claim lies in that time, so the queue has certainly seen both the
-job and the free place), or for longer than `limit_wait_ms` (5 s) nobody took it, and a worker that
-lived through it held nothing.  Whether a token of a rate was there is the queue's to know; but one
-has come back when the last start is as long ago as a token takes, and a second more.  A limit that
-was never reached has not been tried: that is unknown.
+there is nothing (the whole of his claim lies in that time, and both the job and the free place were
+committed before it, as somebody shows who was told of that or of a later commit), or for longer
+than `limit_wait_ms` (5 s) nobody took it, and a worker that lived through it held nothing.  Whether
+a token of a rate was there is the queue's to know; but one has come back when the last start is as
+long ago as a token takes, and a second more.  A limit that was never reached has not been tried:
+that is unknown.
 """
 
 from bisect import bisect_right
@@ -289,7 +290,7 @@ def _gaps(evidence: Evidence, limits: Limits) -> dict[str, list[Gap]]:
         )
         return max(moment, *tokens, 0)
 
-    for change in evidence.changes:
+    for change, committed in zip(evidence.changes, _committed_by(evidence), strict=True):
         moment = evidence.monotonic(change.t_ms)
         begun = limits.take(change)
         jobs = waiting.get(change.kind)
@@ -308,7 +309,7 @@ def _gaps(evidence: Evidence, limits: Limits) -> dict[str, list[Gap]]:
                 close(kind, moment)
             if free and kind not in open_since:
                 waits = next(iter(waiting[kind].values()))
-                open_since[kind] = free_from(kind, moment), waits
+                open_since[kind] = max(free_from(kind, moment), committed), waits
     for kind in found:
         close(kind, evidence.t_last)
     steps = evidence.wall_clock.steps
@@ -319,6 +320,35 @@ def _gaps(evidence: Evidence, limits: Limits) -> dict[str, list[Gap]]:
         for kind, gaps in found.items():
             found[kind] = [gap for gap in gaps if gap.end < first or gap.start > last]
     return found
+
+
+def _committed_by(evidence: Evidence) -> list[int]:
+    """Return of each change by when it was certainly committed, monotonic ns.
+
+    The audit's moment is that of the statement: who is stopped before his commit leaves the others
+    to see what was before.  What somebody was told is committed, and so is all that stands before
+    it in the order of commits.
+    """
+    latest, found = evidence.t_last, []
+    for change in reversed(evidence.changes):
+        latest = min(latest, *_answers(change), evidence.t_last)
+        found.append(latest)
+    return found[::-1]
+
+
+def _answers(change: Change) -> list[int]:
+    """Return when those who made a change, or found it made, were told so."""
+    story = change.story
+    if change.takes:
+        claim = story.claim_of(change.fence)
+        told = [claim] if claim is not None else []
+    elif change.old is None:
+        told = story.enqueues
+    elif change.old == "leased":
+        told = [op for op in story.outcomes_of(change.fence) if op.f != "extend"]
+    else:
+        told = []
+    return [op.t_end for op in told if op.type == "ok" and op.t_end is not None]
 
 
 def _accuse_sleepers(evidence: Evidence, tally: Tally, kind: str, gap: Gap, wait_ns: int) -> None:
