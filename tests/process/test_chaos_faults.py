@@ -295,6 +295,28 @@ def test_a_queue_that_closes_without_a_lease_records_no_release(place: Path) -> 
     assert [op.f for op in read_history(store).operations] == ["claim", "ack"]
 
 
+def test_what_a_failure_asked_for_is_on_record_although_its_answer_never_came(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen in a real run: killed between the commit of a permanent failure and its answer."""
+    store = Store.create(place / "run")
+    history = HistoryWriter(store.history_file("w1.1"), "w1.1")
+    queue = RecordedQueue(place / "queue.db", Recorder(history, lambda _error: False))
+    for number in range(2):
+        queue.enqueue("report", {"id": f"j{number}"})
+    monkeypatch.setattr(HistoryWriter, "ok", lambda *_, **__: None)
+    first, second = queue.claim(), queue.claim()
+    assert first is not None
+    assert second is not None
+    queue.nack(first, "never", permanent=True)
+    queue.snooze(second, 2.0)
+    queue.close()
+    history.close()
+
+    asked = {op.f: op.value for op in read_history(store).operations if op.f != "claim"}
+    assert asked == {"nack": {"permanent": True}, "snooze": {"delay_ms": 2_000}}
+
+
 def test_a_worker_of_killproof_that_is_stopped_before_its_first_claim_ends_in_order(
     place: Path,
 ) -> None:
