@@ -229,7 +229,8 @@ def test_after_a_failed_sync_of_the_log_nobody_acknowledges_and_the_repair_loses
     late_from = outcome.failed_seq if fails_in == "everywhere" else outcome.marked_seq
     assert outcome.acks_of_calls_after(late_from) == []
 
-    assert (place / "db/queue.db.failed").read_text().startswith(reason)
+    # Who met the marker between its making and its first line may have written first.
+    assert reason in (place / "db/queue.db.failed").read_text()
 
     done = repaired(place)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -216,6 +216,8 @@ def test_a_job_is_released_and_cancelled_by_keyboard_alone(page_of: Open, shown:
     page.goto(f"{shown.url}#/job/{shown.held}")
     page.get_by_role("button", name="Release").press("Enter")
     expect(page.get_by_role("status").filter(has_text="may run now")).to_be_visible()
+    table = page.get_by_role("region", name="Audit log")
+    expect(table.get_by_role("row")).to_have_count(2)  # Drawn anew: the buttons are others now.
     page.get_by_role("button", name="Cancel", exact=True).press("Enter")
     dialog = page.get_by_role("dialog", name=f"Cancel job #{shown.held}?")
     expect(dialog).to_be_visible()
@@ -225,7 +227,6 @@ def test_a_job_is_released_and_cancelled_by_keyboard_alone(page_of: Open, shown:
     page.keyboard.press("Enter")  # The first button of the question has the focus.
 
     expect(page.locator("main .badge").first).to_have_text("cancelled")
-    table = page.get_by_role("region", name="Audit log")
     expect(table.get_by_role("row")).to_have_count(3)
     expect(table).to_contain_text("operator (operator)")
 

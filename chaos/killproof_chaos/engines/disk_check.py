@@ -47,7 +47,7 @@ class Told:
     job: str  #: the queue's id
     fence: int | None = None
     value: object = None
-    asked: Mapping[str, Any] | None = None  #: of an enqueue: the job as asked for
+    asked: Mapping[str, Any] | None = None  #: of an enqueue: the job as asked for; of a nack: how
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

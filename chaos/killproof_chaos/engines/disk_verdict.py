@@ -145,8 +145,9 @@ def obligations(target: Target, facts: disk_words.Facts, findings: Findings) -> 
         if fact.f == "enqueue" and fact.asked and fact.asked.get("key") is not None
     )
     dead = any(
-        fact.f == "nack" and isinstance(fact.value, Mapping) and fact.value.get("permanent")
+        fact.f == "nack" and isinstance(how, Mapping) and how.get("permanent")
         for fact in told
+        for how in (fact.asked, fact.value)
     )
     seen = disk_words.seen(facts.recording, facts.tape)
     logs = [
