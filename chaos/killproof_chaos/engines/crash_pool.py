@@ -18,21 +18,27 @@ class Pool:
     """The lanes: each answers one request at a time."""
 
     def __init__(self, name: str, place: Path, lanes: int) -> None:
-        self._lanes = []
+        self._lanes: list[subprocess.Popen[bytes]] = []
         self._log = (place / "lanes.log").open("ab")
-        for number in range(lanes):
-            folder = place / f"lane{number}"
-            folder.mkdir()
-            words = (name, str(place / "templates"), str(folder), str(os.getpid()))
-            self._lanes.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", "killproof_chaos.engines.crash_lane", *words],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=self._log,
-                    process_group=0,  # Ctrl-C is for the supervisor, which tells what was done.
-                )
+        try:
+            for number in range(lanes):
+                self._start(name, place, place / f"lane{number}")
+        except BaseException:
+            self.close()  # Ctrl-C here would leave lanes that nobody knows of.
+            raise
+
+    def _start(self, name: str, place: Path, folder: Path) -> None:
+        folder.mkdir()
+        words = (name, str(place / "templates"), str(folder), str(os.getpid()))
+        self._lanes.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "killproof_chaos.engines.crash_lane", *words],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                process_group=0,  # Ctrl-C is for the supervisor, which tells what was done.
             )
+        )
 
     def answers(
         self, requests: Iterable[dict[str, Any]], key: Callable[[dict[str, Any]], str]
