@@ -3,10 +3,12 @@
 import json
 import os
 import selectors
+import signal
 import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +91,8 @@ class Pool:
     def close(self) -> None:
         """End the lanes: their stdin closes; one that is at work is killed."""
         for lane in self._lanes:
-            lane.kill()
+            # With all that it has started: a process left behind would go on writing.
+            with suppress(ProcessLookupError):
+                os.killpg(lane.pid, signal.SIGKILL)
             lane.communicate()
         self._log.close()
