@@ -40,7 +40,6 @@ from killproof.core import model
 from killproof.core.database import Transaction, Value
 from killproof.core.errors import (
     DatabaseBusy,
-    FileRefused,
     LeaseLost,
     NestedTransaction,
     PayloadInvalid,
@@ -48,6 +47,7 @@ from killproof.core.errors import (
 )
 from killproof.core.jobs import Queue
 from killproof.handlers import Hold
+from killproof.workflow_tables import has_version, refuse_taken
 
 if TYPE_CHECKING:
     from killproof.worker import Context
@@ -421,13 +421,7 @@ def exists(tx: Transaction) -> bool:
     Raises:
         FileRefused: they are those of a newer killproof; definite.
     """
-    version = tx.row(VERSION)
-    if version is not None and version != (SCHEMA_VERSION,):
-        raise FileRefused(
-            f"{tx.path}: its stored steps have version {version[0]!r}, "
-            f"this killproof knows {SCHEMA_VERSION}: upgrade killproof"
-        )
-    return version is not None
+    return has_version(tx, tx.row(VERSION), SCHEMA_VERSION, "stored steps have")
 
 
 def ensure(tx: Transaction) -> None:
@@ -436,13 +430,8 @@ def ensure(tx: Transaction) -> None:
     Raises:
         FileRefused: the application has a table of such a name, or they are newer; definite.
     """
-    if exists(tx):
-        return
-    if (taken := tx.row(FIND_TABLES)) is not None:
-        raise FileRefused(
-            f"{tx.path} has a table {taken[0]!r} that is not killproof's: "
-            "rename it, or use another file"
-        )
-    for statement in CREATE:
-        tx.change(statement)
-    tx.change(SET_VERSION, {"version": SCHEMA_VERSION})
+    if not exists(tx):
+        refuse_taken(tx, tx.row(FIND_TABLES))
+        for statement in CREATE:
+            tx.change(statement)
+        tx.change(SET_VERSION, {"version": SCHEMA_VERSION})

@@ -37,7 +37,7 @@ look into an index.  Before the first run of a file there are no triggers at all
 
 from typing import Final, LiteralString
 
-from killproof.core.database import Transaction
+from killproof.core.database import Transaction, Value
 from killproof.core.errors import FileRefused
 
 SCHEMA_VERSION: Final = 1
@@ -260,13 +260,7 @@ def exists(tx: Transaction) -> bool:
     Raises:
         FileRefused: the tables are those of a newer killproof; definite.
     """
-    version = tx.row(VERSION)
-    if version is not None and version != (SCHEMA_VERSION,):
-        raise FileRefused(
-            f"{tx.path}: its workflows have version {version[0]!r}, "
-            f"this killproof knows {SCHEMA_VERSION}: upgrade killproof"
-        )
-    return version is not None
+    return has_version(tx, tx.row(VERSION), SCHEMA_VERSION, "workflows have")
 
 
 def ensure(tx: Transaction) -> None:
@@ -275,13 +269,35 @@ def ensure(tx: Transaction) -> None:
     Raises:
         FileRefused: the application has a table of such a name, or they are newer; definite.
     """
-    if exists(tx):
-        return
-    if (taken := tx.row(FIND_TABLES)) is not None:
+    if not exists(tx):
+        refuse_taken(tx, tx.row(FIND_TABLES))
+        for statement in CREATE:
+            tx.change(statement)
+        tx.change(SET_VERSION, {"version": SCHEMA_VERSION})
+
+
+def has_version(tx: Transaction, found: tuple[Value, ...] | None, known: int, what: str) -> bool:
+    """Say whether tables are there, of the version that this code knows.
+
+    Raises:
+        FileRefused: they are those of a newer killproof; definite.
+    """
+    if found is not None and found != (known,):
+        raise FileRefused(
+            f"{tx.path}: its {what} version {found[0]!r}, "
+            f"this killproof knows {known}: upgrade killproof"
+        )
+    return found is not None
+
+
+def refuse_taken(tx: Transaction, taken: tuple[Value, ...] | None) -> None:
+    """Refuse a file whose application has a table of a name that is to be made.
+
+    Raises:
+        FileRefused: it has one; definite.
+    """
+    if taken is not None:
         raise FileRefused(
             f"{tx.path} has a table {taken[0]!r} that is not killproof's: "
             "rename it, or use another file"
         )
-    for statement in CREATE:
-        tx.change(statement)
-    tx.change(SET_VERSION, {"version": SCHEMA_VERSION})
