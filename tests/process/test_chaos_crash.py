@@ -167,7 +167,7 @@ def test_a_queue_in_any_language_is_killed_in_each_process_of_its_worker(
         if not verdict["coverage"]["missed"]:
             break  # Else a worker polled once less than when its calls were counted.
 
-    assert len(engine.processes) > 3
+    assert len(engine.processes) >= 2  # The claim and the ack; polls as there is time for.
     assert verdict["coverage"]["missed"] == []
     assert verdict["counts"]["workers"] == verdict["counts"]["kills"] > 5
     if broken:

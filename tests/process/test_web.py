@@ -231,6 +231,24 @@ def test_a_job_is_released_and_cancelled_by_keyboard_alone(page_of: Open, shown:
     expect(table).to_contain_text("operator (operator)")
 
 
+def test_a_question_asked_while_the_one_before_is_closing_gets_its_own_answer(
+    page_of: Open, shown: Shown
+) -> None:
+    """A dialog tells of its closing in a later task; the next question may stand in it by then."""
+    with Queue(shown.db) as queue:
+        job_id = queue.enqueue("unwanted", 1)
+    page = page_of(f"#/job/{job_id}", role="operator")
+    cancel = page.get_by_role("button", name="Cancel", exact=True)
+    cancel.click()
+    expect(page.get_by_role("dialog", name=f"Cancel job #{job_id}?")).to_be_visible()
+    # Both in one task of the page: the telling of the first comes after the second began.
+    cancel.evaluate("button => { document.querySelector('#ask-dialog').close(); button.click(); }")
+    page.evaluate("new Promise(done => setTimeout(done, 50))")
+    page.keyboard.press("Enter")
+
+    expect(page.locator("main .badge").first).to_have_text("cancelled")
+
+
 def test_what_is_in_a_job_stays_text(page_of: Open, shown: Shown) -> None:
     """Payload, error and traceback hold script; the policy would stop it, and nothing makes it."""
     page = page_of(f"#/job/{shown.dead}")

@@ -196,8 +196,16 @@ $("token-dialog").addEventListener("close", async () => {
   route();
 });
 
-/** Ask before what can not be taken back. */
+let unanswered = null;
+
+/**
+ * Ask before what can not be taken back.
+ *
+ * A dialog tells of its closing in a later task, when the next question may stand in it already: that
+ * is no answer to the new one, and the one before has none any more.
+ */
 function asked({ title, text, yes }) {
+  unanswered?.(false);
   say($("ask-title"), title);
   say($("ask-text"), text);
   say($("ask-yes"), yes);
@@ -205,9 +213,13 @@ function asked({ title, text, yes }) {
   dialog.returnValue = "no";
   dialog.showModal();
   return new Promise((resolve) => {
-    dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true });
+    unanswered = resolve;
   });
 }
+
+$("ask-dialog").addEventListener("close", () => {
+  if (!$("ask-dialog").open) unanswered?.($("ask-dialog").returnValue === "yes");
+});
 
 // How it looks.
 
