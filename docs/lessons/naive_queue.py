@@ -39,5 +39,6 @@ target = MinimalTarget(
         promise="P4",
         kind="check, then act: two workers see the same job",
         right="one transaction that holds the write lock before it looks",
+        engine="proc",
     ),
 )

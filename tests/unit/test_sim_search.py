@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from killproof_chaos.gallery import adapter
+from killproof_chaos import gallery
 from killproof_chaos.sim import (
     Actor,
     Budget,
@@ -68,7 +68,7 @@ def test_a_broken_queue_is_found_and_its_token_shows_it_again(
 
 
 def test_each_queue_that_only_a_schedule_breaks_has_its_race_here() -> None:
-    intended = {fault.name for fault, _ in adapter.QUEUES if fault.engine == "sim"}
+    intended = {name for name in gallery.names() if gallery.fault(name).engine == "sim"}
 
     assert intended <= {name for name, _, _ in RACES}
 

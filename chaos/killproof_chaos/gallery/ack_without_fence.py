@@ -2,7 +2,8 @@
 
 from typing import Final
 
-from killproof_chaos.gallery import Fault
+from killproof_chaos.gallery import SHORT, Fault
+from killproof_chaos.targets.minimal_adapter import MinimalTarget
 from killproof_chaos.targets.minimal_queue import MinimalQueue
 
 FAULT: Final = Fault(
@@ -11,6 +12,9 @@ FAULT: Final = Fault(
     promise="P5",
     kind="the zombie writer: a lease without a fencing token at the point of the write",
     right="WHERE id = ? AND fence = ? AND state = 'leased', and 0 rows is an error",
+    engine="proc",
+    options=SHORT,
+    seconds=10,
 )
 
 
@@ -19,3 +23,6 @@ class AckWithoutFence(MinimalQueue):
 
     ACK = """UPDATE job SET state = 'succeeded', deadline_ns = NULL
               WHERE id = ? AND ? > 0 AND state IN ('leased', 'available', 'succeeded')"""
+
+
+target: Final = MinimalTarget(FAULT.name, AckWithoutFence, FAULT)

@@ -8,6 +8,7 @@ from sqlite3 import Connection
 from typing import Final
 
 from killproof_chaos.gallery import Fault
+from killproof_chaos.targets.minimal_adapter import MinimalTarget
 from killproof_chaos.targets.minimal_queue import MinimalQueue
 
 FAULT: Final = Fault(
@@ -17,6 +18,7 @@ FAULT: Final = Fault(
     kind="write-behind: an asynchronous commit whose answer does not wait for the disk",
     right="the sync ends before COMMIT returns, and so before anybody is told",
     engine="disk",
+    options=("--fail-fast",),
 )
 
 
@@ -38,3 +40,6 @@ class AcknowledgesBeforeFsync(MinimalQueue):
             os.close(descriptor)
         with super().writing(operation) as db:
             yield db
+
+
+target: Final = MinimalTarget(FAULT.name, AcknowledgesBeforeFsync, FAULT)

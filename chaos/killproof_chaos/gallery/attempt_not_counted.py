@@ -2,7 +2,8 @@
 
 from typing import Final
 
-from killproof_chaos.gallery import Fault
+from killproof_chaos.gallery import SHORT, Fault
+from killproof_chaos.targets.minimal_adapter import MinimalTarget
 from killproof_chaos.targets.minimal_queue import MinimalQueue
 
 FAULT: Final = Fault(
@@ -11,6 +12,9 @@ FAULT: Final = Fault(
     promise="P8",
     kind="the poison job: crashed attempts are not counted",
     right="SET state = 'leased', attempts = attempts + 1: the claim itself counts",
+    engine="proc",
+    options=SHORT,
+    seconds=10,
 )
 
 
@@ -24,3 +28,6 @@ class AttemptNotCounted(MinimalQueue):
     NACK = """UPDATE job SET state = iif(? OR attempts + 1 >= max_attempts, 'dead', 'scheduled'),
                              due_ms = ?, error = ?, deadline_ns = NULL, attempts = attempts + 1
                WHERE id = ? AND fence = ? AND state = 'leased'"""
+
+
+target: Final = MinimalTarget(FAULT.name, AttemptNotCounted, FAULT)

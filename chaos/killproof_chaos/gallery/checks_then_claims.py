@@ -5,15 +5,17 @@ import time
 from typing import Final
 
 from killproof_chaos.gallery import Fault
+from killproof_chaos.targets.minimal_adapter import MinimalTarget
 from killproof_chaos.targets.minimal_queue import Lease, MinimalQueue, now_ms
 
 FAULT: Final = Fault(
     name="checks-then-claims",
     wrong="between the SELECT that finds a job and the UPDATE that takes it, another takes it too",
-    promise="P4",
+    promise="P7",
     kind="check-then-act: two statements where the decision needs one",
     right="UPDATE job ... WHERE id = (SELECT id ... LIMIT 1), one statement under the write lock",
     engine="sim",
+    options=("--scenario", "claim"),
 )
 
 
@@ -37,3 +39,6 @@ class ChecksThenClaims(MinimalQueue):
         with self.writing("claim") as db:
             row = db.execute(self.TAKE, (now_ns + self.LEASE_NS, found[0])).fetchone()
         return Lease(row[0], row[1], json.loads(row[2]), row[3], row[4])
+
+
+target: Final = MinimalTarget(FAULT.name, ChecksThenClaims, FAULT)

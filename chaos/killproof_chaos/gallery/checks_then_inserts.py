@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from killproof_chaos.gallery import Fault
+from killproof_chaos.targets.minimal_adapter import MinimalTarget
 from killproof_chaos.targets.minimal_queue import SCHEMA, MinimalQueue, now_ms
 
 FAULT: Final = Fault(
@@ -17,6 +18,7 @@ FAULT: Final = Fault(
     kind="check-then-insert: uniqueness by a SELECT where it needs an index",
     right="key TEXT UNIQUE, and the question inside the transaction that inserts",
     engine="sim",
+    options=("--scenario", "unique-key"),
 )
 
 
@@ -42,3 +44,6 @@ class ChecksThenInserts(MinimalQueue):
         with self.writing("enqueue") as db:
             job = (kind, text, state, priority, due_ms, key, max_attempts)
             return int(db.execute(self.INSERT, job).fetchone()[0])
+
+
+target: Final = MinimalTarget(FAULT.name, ChecksThenInserts, FAULT)

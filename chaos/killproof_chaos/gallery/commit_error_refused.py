@@ -3,7 +3,8 @@
 import sqlite3
 from typing import Any, Final
 
-from killproof_chaos.gallery import Fault
+from killproof_chaos.gallery import SHORT, Fault
+from killproof_chaos.targets.minimal_adapter import MinimalTarget
 from killproof_chaos.targets.minimal_queue import MinimalQueue
 from killproof_evidence.target import Definite
 
@@ -13,7 +14,9 @@ FAULT: Final = Fault(
     promise="P2",
     kind="the retried enqueue: an exception is taken for 'not done', and the job exists twice",
     right="an error once COMMIT was sent is neither yes nor no, and says so",
-    nemesis="kill,handler,io",
+    engine="proc",
+    options=(*SHORT, "--nemesis", "kill,handler,io"),
+    seconds=10,
 )
 
 
@@ -28,3 +31,6 @@ class CommitErrorRefused(MinimalQueue):
         except sqlite3.Error as error:
             raise Definite(f"not enqueued: {error}") from error
         return job
+
+
+target: Final = MinimalTarget(FAULT.name, CommitErrorRefused, FAULT)

@@ -13,6 +13,9 @@ FAULT: Final = Fault(
     promise="P24",
     kind="cp of a live database: it opens, it looks whole, and the last jobs are not in it",
     right="one read snapshot, copied through SQLite and read back",
+    engine="proc",
+    options=("--seconds", "2", "--nemesis", "none", "--workers", "4"),
+    seconds=10,
     control="killproof",
 )
 
@@ -39,3 +42,6 @@ class CopiesWithoutLog(KillproofTarget):
     def client(self, place: Path) -> KillproofClient:
         """Open the queue for a producer that copies files."""
         return Copier(self.opened(place), place / BACKUPS)
+
+
+target: Final = CopiesWithoutLog()

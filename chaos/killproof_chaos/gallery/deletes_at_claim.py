@@ -3,7 +3,8 @@
 import json
 from typing import Final
 
-from killproof_chaos.gallery import Fault
+from killproof_chaos.gallery import SHORT, Fault
+from killproof_chaos.targets.minimal_adapter import MinimalTarget
 from killproof_chaos.targets.minimal_queue import Lease, MinimalQueue, now_ms
 
 FAULT: Final = Fault(
@@ -12,6 +13,9 @@ FAULT: Final = Fault(
     promise="P1",
     kind="work held in memory: a crash between taking and finishing loses it",
     right="UPDATE job SET state = 'leased', deadline_ns = ?: the row stays while its job runs",
+    engine="proc",
+    options=SHORT,
+    seconds=10,
     unreached=frozenset(f"extend.{m}" for m in ("begin", "locked", "written", "committed")),
 )
 
@@ -50,3 +54,6 @@ class DeletesAtClaim(MinimalQueue):
             text = json.dumps(lease.payload, ensure_ascii=False)
             row = (lease.id, lease.kind, text, state, due_ms, lease.attempt, lease.fence)
             db.execute(PUT_BACK, row)
+
+
+target: Final = MinimalTarget(FAULT.name, DeletesAtClaim, FAULT)

@@ -3,6 +3,7 @@
 from typing import Final
 
 from killproof_chaos.gallery import Fault
+from killproof_chaos.targets.minimal_adapter import MinimalTarget
 from killproof_chaos.targets.minimal_queue import Lease, MinimalQueue
 
 FAULT: Final = Fault(
@@ -12,6 +13,7 @@ FAULT: Final = Fault(
     kind="the dual write: two commits where exactly-once needs one",
     right="the caller's statements and the ack in one transaction: with self.writing('ack')",
     engine="crash",
+    options=("--no-errors",),
 )
 
 
@@ -24,3 +26,6 @@ class EffectAndAckApart(MinimalQueue):
             with self.writing("ack") as db:
                 db.execute(*statement)
         super().ack(lease)
+
+
+target: Final = MinimalTarget(FAULT.name, EffectAndAckApart, FAULT)

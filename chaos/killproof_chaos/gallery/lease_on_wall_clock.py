@@ -4,7 +4,8 @@ import json
 import time
 from typing import Final
 
-from killproof_chaos.gallery import Fault
+from killproof_chaos.gallery import SHORT, Fault
+from killproof_chaos.targets.minimal_adapter import MinimalTarget
 from killproof_chaos.targets.minimal_queue import Lease, MinimalQueue, change, now_ms
 
 FAULT: Final = Fault(
@@ -13,7 +14,9 @@ FAULT: Final = Fault(
     promise="P4",
     kind="NTP, a person or a resumed virtual machine sets the clock, and every job runs twice",
     right="now_ns = time.monotonic_ns(): the wall clock may step; leases must not",
-    nemesis="kill,handler,clock",
+    engine="proc",
+    options=(*SHORT, "--nemesis", "kill,handler,clock"),
+    seconds=10,
 )
 
 
@@ -33,3 +36,6 @@ class LeaseOnWallClock(MinimalQueue):
         """Prolong the lease to a later time of day; raises LeaseLost."""
         with self.writing("extend") as db:
             change(db, self.EXTEND, lease, time.time_ns() + self.LEASE_NS)
+
+
+target: Final = MinimalTarget(FAULT.name, LeaseOnWallClock, FAULT)

@@ -14,6 +14,9 @@ FAULT: Final = Fault(
     promise="P22",
     kind="limits that each process keeps for itself, or that somebody forgot to count in one path",
     right="the trigger limit_lease_begins, in the transaction of the claim",
+    engine="proc",
+    options=("--seconds", "2", "--nemesis", "none", "--workers", "4"),
+    seconds=10,
     control="killproof",
 )
 
@@ -30,3 +33,6 @@ class LimitNotCounted(KillproofTarget):
         super().prepare(place)
         with closing(sqlite3.connect(place / self.database)) as db:
             db.execute("DROP TRIGGER IF EXISTS limit_lease_begins")
+
+
+target: Final = LimitNotCounted()

@@ -6,6 +6,7 @@ from sqlite3 import Connection
 from typing import Final
 
 from killproof_chaos.gallery import Fault
+from killproof_chaos.targets.minimal_adapter import MinimalTarget
 from killproof_chaos.targets.minimal_queue import MinimalQueue
 
 FAULT: Final = Fault(
@@ -16,6 +17,7 @@ FAULT: Final = Fault(
     kind="SQLITE_BUSY_SNAPSHOT: a read transaction that wants to become a write transaction",
     right="BEGIN IMMEDIATE: every transaction holds the write lock from its beginning",
     engine="sim",
+    options=("--scenario", "unique-key"),
 )
 
 
@@ -33,3 +35,6 @@ class ReadsThenWrites(MinimalQueue):
         finally:
             if self.db.in_transaction:
                 self.db.execute("ROLLBACK")
+
+
+target: Final = MinimalTarget(FAULT.name, ReadsThenWrites, FAULT)

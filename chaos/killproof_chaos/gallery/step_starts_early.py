@@ -14,6 +14,9 @@ FAULT: Final = Fault(
     promise="P23",
     kind="a graph that is checked where it is made, and not where its jobs are given out",
     right="a step is blocked until the transaction in which the last of its needs succeeds",
+    engine="proc",
+    options=("--seconds", "2", "--nemesis", "none", "--workers", "4"),
+    seconds=10,
     control="killproof",
 )
 EARLY: Final = """
@@ -34,3 +37,6 @@ class StepStartsEarly(KillproofTarget):
         super().prepare(place)
         with closing(sqlite3.connect(place / self.database)) as db:
             db.execute(EARLY)
+
+
+target: Final = StepStartsEarly()

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from killproof_chaos.gallery import Fault
+from killproof_chaos.targets.minimal_adapter import MinimalTarget
 from killproof_chaos.targets.minimal_queue import MinimalQueue
 
 FAULT: Final = Fault(
@@ -14,6 +15,7 @@ FAULT: Final = Fault(
     kind="the fast default: durability traded for speed, and the promise left as it was",
     right="PRAGMA synchronous = FULL: what is acknowledged survives a power cut",
     engine="disk",
+    options=("--fail-fast",),
 )
 
 
@@ -24,3 +26,6 @@ class SynchronousNormal(MinimalQueue):
         """Open the queue, then lower its guard."""
         super().__init__(path, sync)
         self.db.execute("PRAGMA synchronous = NORMAL")
+
+
+target: Final = MinimalTarget(FAULT.name, SynchronousNormal, FAULT)

@@ -1,8 +1,10 @@
 """The queues that the harness can judge by name; any other comes as a module or a file."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
+from killproof_chaos import gallery
 from killproof_evidence.target import Target, load_target
 
 
@@ -25,39 +27,12 @@ def _minimal() -> Target:
     return MinimalTarget("minimal", MinimalQueue)
 
 
-def _gallery(name: str) -> Callable[[], Target]:
-    def make() -> Target:
-        from killproof_chaos.gallery import adapter
-
-        return adapter.target(name)
-
-    return make
-
-
 #: Factories, so that choosing one target imports no other.
 BUILTIN: Final[Mapping[str, Callable[[], Target]]] = {
     "killproof": _killproof,
     "killproof-process": _killproof_process,
     "minimal": _minimal,
-} | {
-    name: _gallery(name)
-    for name in (
-        "deletes-at-claim",
-        "ack-without-fence",
-        "attempt-not-counted",
-        "effect-and-ack-apart",
-        "lease-on-wall-clock",
-        "commit-error-refused",
-        "checks-then-claims",
-        "checks-then-inserts",
-        "reads-then-writes",
-        "synchronous-normal",
-        "acknowledges-before-fsync",
-        "limit-not-counted",
-        "step-starts-early",
-        "copies-without-log",
-    )
-}
+} | {name: partial(gallery.target, name) for name in gallery.names()}
 
 
 def load(name: str) -> Target:
