@@ -1,4 +1,4 @@
-"""The commands `killproof chaos ...`: run, check, targets, doctor, replay.
+"""The commands `killproof chaos ...`: run, check, targets, doctor, replay; others beside.
 
 Exit codes: 0 no violation found, 1 violated, 2 unknown, 3 the harness itself failed, 64 wrong
 usage. Results go to stdout and everything else to stderr; with `--json` the only result is
@@ -21,6 +21,7 @@ from killproof_chaos import (
     crash_command,
     disk_command,
     doctor,
+    gallery_command,
     model_command,
     plan,
     sim_command,
@@ -63,6 +64,7 @@ app = typer.Typer(
 )
 app.command("disk")(disk_command.cut)
 app.command("crash")(crash_command.crash)
+app.command("gallery")(gallery_command.show)
 app.command("model")(model_command.search)
 app.command("sim")(sim_command.explore)
 
