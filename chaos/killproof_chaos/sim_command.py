@@ -68,6 +68,9 @@ def explore(
         int | None, typer.Option(help="Of the random schedulers; drawn when not given.")
     ] = None,
     jobs: Annotated[int, typer.Option(help="Processes that explore.")] = 1,
+    keep_going: Annotated[
+        bool, typer.Option(help="Explore on after a violation, and tell all that breaks.")
+    ] = False,
     scenarios: Annotated[
         bool, typer.Option("--scenarios", help="List the scenarios, and end.")
     ] = False,
@@ -104,6 +107,7 @@ def explore(
         seconds=seconds_of(budget),
         seed=within("seed", drawn, 0, SEED_MAX),
         jobs=within("jobs", jobs, 1, JOBS_MAX),
+        keep_going=keep_going,
     )
     campaign.chosen(options, targets.load(target))  # Refuses before a store is made.
     ending = Ending(unknown=unknown, junit=junit, as_json=as_json, report=report)

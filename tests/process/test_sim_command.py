@@ -16,7 +16,10 @@ from typer.testing import CliRunner, Result
 from killproof_chaos.cli import app
 from killproof_chaos.report_schedules import write_markdown
 from killproof_chaos.sim import Exploration, campaign, result
+from killproof_chaos.sim.explore import Budget, explore, keep_shortest
 from killproof_chaos.sim.scenarios import SCENARIOS
+from killproof_chaos.sim.schedulers import Dfs, Walk
+from killproof_chaos.sim.stage import Outcome
 from killproof_chaos.sim.tokens import Token
 from killproof_chaos.targets import load
 from killproof_evidence.store import Store
@@ -300,6 +303,46 @@ def test_promises_on_which_the_search_stopped_are_unknown_in_a_violated_run() ->
     assert found["P12"]["verdict"] == "pass"
     assert [found[n]["verdict"] for n in ("P1", "P4")] == ["unknown", "unknown"]
     assert "the search of claim ended at what broke there" in found["P4"]["reason"]
+
+
+def test_a_search_that_goes_on_tells_each_promise_that_breaks_by_its_own_shortest_schedule(
+    place: Path,
+) -> None:
+    """The first violation of this queue shows P6 and P7; its cause is P4."""
+    asked = ("sim", "--target", "checks-then-claims", "--scenario", "claim", "--budget", "60s")
+
+    first = chaos(*asked, "--json", "--no-report", "--store", str(place / "first"))
+    whole = chaos(*asked, "--keep-going", "--json", "--no-report", "--store", str(place / "whole"))
+
+    before, found = (json.loads(done.stdout)["properties"] for done in (first, whole))
+    assert (first.exit_code, whole.exit_code) == (1, 1)
+    assert (before["P4"]["verdict"], found["P4"]["verdict"]) == ("unknown", "violated")
+    assert {n for n, each in found.items() if each["verdict"] == "violated"} == {"P4", "P6", "P7"}
+    assert found["P1"]["verdict"] == "pass"
+    record = json.loads(whole.stdout)
+    assert [story["promise"] for story in record["stories"]] == ["P4", "P6"]
+    assert record["scenarios"][0]["exhausted"]
+    assert record["replay"].endswith(" --keep-going")
+    for story in record["stories"]:
+        told = chaos("replay", story["token"])
+        assert told.exit_code == 1
+        assert f"({story['promise']})" in told.stdout
+    assert found["P7"]["witnesses"], "the story of P6 proves P7 as well"
+
+
+def test_the_schedule_with_the_fewest_deviations_is_kept_whichever_task_finds_it() -> None:
+    queue, scenario = load("checks-then-claims"), SCENARIOS["claim"]
+    whole = Budget(seconds=None, violations=None)
+    listed = explore(queue, scenario, Dfs(2), budget=whole).shortest
+    drawn = explore(queue, scenario, Walk(seed=3, runs=60), budget=whole).shortest
+
+    assert {name: len(each.choices) for name, each in listed.items()} == {"P4": 2, "P6": 1, "P7": 1}
+    assert any(len(each.choices) > 2 for each in drawn.values()), "a random one is longer"
+    for others in ((listed, drawn), (drawn, listed)):
+        kept: dict[str, Outcome] = {}
+        for each in others:
+            keep_shortest(kept, each)
+        assert kept == listed
 
 
 def test_a_lower_bound_that_ends_later_takes_nothing_back() -> None:

@@ -3,7 +3,8 @@
 Every scenario is explored at bound 0, then every one at bound 1, and so on, so that a budget that
 ends early has seen all scenarios a little rather than one of them wholly. The scenarios of a bound
 share all the time that is left; what a small one does not need, the others get. A scenario ends at
-its first violation, which is shrunk.
+its first violation, which is shrunk. A campaign that keeps going explores on, and shrinks for each
+broken promise the schedule that shows it with the fewest deviations.
 
 The verdict is over what was explored, and says how far that was: a pass means every schedule up to
 the bound that all scenarios have exhausted, which a budget that ends early makes a smaller one. A
@@ -26,13 +27,19 @@ from typing import Any, Final
 
 from killproof_chaos import targets
 from killproof_chaos.engines.crew import EngineFailed
-from killproof_chaos.sim.explore import Budget, Exploration, explore_stage, run_one
+from killproof_chaos.sim.explore import (
+    Budget,
+    Exploration,
+    explore_stage,
+    keep_shortest,
+    run_one,
+)
 from killproof_chaos.sim.runtime import Runtime, Unrepeatable
 from killproof_chaos.sim.scenario import Actor, Scenario
 from killproof_chaos.sim.scenarios import SCENARIOS
 from killproof_chaos.sim.schedulers import Dfs, Pct, Walk, token_of
-from killproof_chaos.sim.shrink import Shrunk, shrink
-from killproof_chaos.sim.stage import Stage
+from killproof_chaos.sim.shrink import ORDER, Shrunk, shrink
+from killproof_chaos.sim.stage import Outcome, Stage
 from killproof_evidence.finding import PASS, UNKNOWN, VIOLATED
 
 #: Seconds between two looks at tasks that run in other processes.
@@ -54,6 +61,7 @@ class Options:
     seconds: float = 30.0
     seed: int = 1  #: of the random schedulers
     jobs: int = 1  #: processes
+    keep_going: bool = False  #: whether a scenario is explored on after a violation
 
     def argv(self) -> list[str]:
         """Return the command that asks for the same."""
@@ -66,6 +74,7 @@ class Options:
         words += ["--crashes", str(self.crashes)] if self.crashes is not None else []
         words += ["--seed", str(self.seed)] if self.scheduler != "dfs" else []
         words += ["--budget", f"{self.seconds:g}s"]
+        words += ["--keep-going"] if self.keep_going else []
         return words + (["--jobs", str(self.jobs)] if self.jobs != 1 else [])
 
 
@@ -81,6 +90,7 @@ class Task:
     crashes: int | None
     seed: int
     seconds: float
+    keep_going: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +121,7 @@ class Row:
     played: int = 0  #: in all, whatever the bound
     first: int | None = None  #: the number of the first violating schedule
     found: Exploration | None = None  #: the violations of the task that met the first
+    shortest: dict[str, Outcome] = field(default_factory=dict)  #: by promise, of all tasks
     passed: set[str] = field(default_factory=set)
     broken: set[str] = field(default_factory=set)
     unknown: dict[str, str] = field(default_factory=dict)
@@ -159,6 +170,7 @@ class Row:
         self.unknown |= found.unknown
         if found.violations and self.found is None:
             self.first, self.found = found.first, found
+        keep_shortest(self.shortest, found.shortest)
 
     def record(self) -> dict[str, Any]:
         """Return the facts as an object of verdict.json."""
@@ -311,7 +323,8 @@ def perform(task: Task, board: Board) -> Answer:
     scheduler = _scheduler(task, board)
     started = time.process_time()
     try:
-        found = explore_stage(_stage_of(task), scheduler, budget=Budget(seconds=task.seconds))
+        budget = Budget(seconds=task.seconds, violations=None if task.keep_going else 1)
+        found = explore_stage(_stage_of(task), scheduler, budget=budget)
     except Unrepeatable as error:
         raise EngineFailed(
             f"{task.scenario}: {error}; does the target read a clock, draw a number or start a "
@@ -450,7 +463,8 @@ class _Plan:
         A bound waits for the one below it; seeds do not wait for each other.
         """
         options = self._options
-        self._todo = [pair for pair in self._todo if not self._rows[pair[0]].broken]
+        if not options.keep_going:
+            self._todo = [pair for pair in self._todo if not self._rows[pair[0]].broken]
         left = options.seconds - (time.monotonic() - self._start)
         if not self._todo or left <= 0 or self._board.stop.value:
             return None
@@ -477,6 +491,7 @@ class _Plan:
             crashes=options.crashes,
             seed=options.seed + SEEDS * number,
             seconds=min(share, left),
+            keep_going=options.keep_going,
         )
 
     def done(self, answer: Answer) -> None:
@@ -548,6 +563,8 @@ def _shrunk(campaign: Campaign, target: Any) -> list[Shrunk]:
     """Shrink the first violation of each scenario, one for each promise."""
     stories: dict[str, Shrunk] = {}
     options = campaign.options
+    if options.keep_going:
+        return _each_shrunk(campaign, target)
     for name, row in campaign.rows.items():
         for outcome in row.found.violations if row.found is not None else ():
             shrunk = shrink(
@@ -557,3 +574,23 @@ def _shrunk(campaign: Campaign, target: Any) -> list[Shrunk]:
             if known is None or len(shrunk.story.steps) < len(known.story.steps):
                 stories[shrunk.promise] = shrunk
     return list(stories.values())
+
+
+def _each_shrunk(campaign: Campaign, target: Any) -> list[Shrunk]:
+    """Shrink the shortest violation of each promise; what two of them share is told once."""
+    options = campaign.options
+    scenarios: dict[str, str] = {}
+    shortest: dict[str, Outcome] = {}
+    for name, row in campaign.rows.items():
+        keep_shortest(shortest, row.shortest)
+        scenarios |= {n: name for n, kept in row.shortest.items() if shortest[n] is kept}
+    stories: list[tuple[Outcome, Shrunk]] = []
+    for promise in sorted(shortest, key=ORDER.__getitem__):
+        outcome = shortest[promise]
+        if any(before is outcome and promise in each.outcome.broken for before, each in stories):
+            continue
+        scenario = scenario_of(scenarios[promise], options.crashes)
+        shrunk = shrink(target, scenario, outcome, name=options.target, promise=promise)
+        if shrunk.token not in {each.token for _, each in stories}:
+            stories.append((outcome, shrunk))
+    return [shrunk for _, shrunk in stories]

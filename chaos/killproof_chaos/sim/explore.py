@@ -1,5 +1,6 @@
 """Exploring: play one schedule after another and keep what matters of them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Final
@@ -43,6 +44,8 @@ class Exploration:
     violating: int = 0  #: schedules with a violation
     first: int | None = None  #: the number of the first of them, from 1
     violations: list[Outcome] = field(default_factory=list)  #: the first of each kind, with traces
+    #: By promise that broke: the schedule that shows it with the fewest deviations, without trace.
+    shortest: dict[str, Outcome] = field(default_factory=dict)
     passed: set[str] = field(default_factory=set)  #: promises that had evidence
     broken: set[str] = field(default_factory=set)  #: promises that broke
     unknown: dict[str, str] = field(default_factory=dict)  #: promise -> why it never had evidence
@@ -136,9 +139,10 @@ def _is_spent(found: Exploration, budget: Budget, seconds: float) -> bool:
 def _keep(found: Exploration, stage: Stage, outcome: Outcome, kinds: set[frozenset[str]]) -> None:
     """Count a violation; play the first of each kind once more, for its trace."""
     assert outcome.verdict is not None
-    promises = frozenset(violation.promise for violation in outcome.verdict.violations)
+    promises = outcome.broken
     found.violating += 1
     found.broken |= promises
+    keep_shortest(found.shortest, dict.fromkeys(promises, outcome))
     if found.first is None:
         found.first = found.schedules + found.pruned
     if promises in kinds or len(found.violations) == VIOLATIONS_MAX:
@@ -149,3 +153,19 @@ def _keep(found: Exploration, stage: Stage, outcome: Outcome, kinds: set[frozens
     if again.evidence != outcome.evidence:
         raise Unrepeatable(f"schedule {outcome.token!r} gave another run when it was played again")
     found.violations.append(again)
+
+
+def keep_shortest(shortest: dict[str, Outcome], others: Mapping[str, Outcome]) -> None:
+    """Take over the schedules of others that show a promise broken with less.
+
+    Less is: fewer deviations, then fewer promises that break beside it, then fewer steps; of equal
+    ones the first is kept.
+    """
+    for promise, other in others.items():
+        known = shortest.get(promise)
+        if known is None or _size(other) < _size(known):
+            shortest[promise] = other
+
+
+def _size(outcome: Outcome) -> tuple[int, int, int]:
+    return len(outcome.choices), len(outcome.broken), outcome.steps

@@ -156,7 +156,8 @@ def _property(
         broken = sum(number in row.broken for row in rows)
         return found | {"verdict": "violated", "violations": broken, "witnesses": witnesses}
     if seen:
-        lacks = [lack for row in seen if (lack := _lack(row))]
+        went_on = campaign.options.keep_going
+        lacks = [lack for row in seen if (lack := _lack(row, went_on=went_on))]
         if lacks:
             return found | {"verdict": "unknown", "reason": "; ".join(lacks), "witnesses": []}
         return found | {"verdict": "pass", "witnesses": []}
@@ -169,9 +170,9 @@ def _property(
     return found | {"verdict": "unknown", "reason": f"no scenario shows it: {why}", "witnesses": []}
 
 
-def _lack(row: Row) -> str:
+def _lack(row: Row, *, went_on: bool) -> str:
     """Return why what a scenario has not seen break may break in it; empty: all was played."""
-    if row.broken:
+    if row.broken and not went_on:
         # It ends at its first violation: the schedules beyond could break other promises too.
         return f"the search of {row.scenario} ended at what broke there"
     if not row.is_enough:

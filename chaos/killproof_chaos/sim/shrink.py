@@ -60,6 +60,7 @@ def shrink(
     outcome: Outcome,
     *,
     name: str | None = None,
+    promise: str | None = None,
 ) -> Shrunk:
     """Reduce a violating schedule.
 
@@ -70,8 +71,9 @@ def shrink(
         scenario: in which the schedule was found.
         outcome: the schedule; its verdict is violated.
         name: of the target in the token; None: its own.
+        promise: that must break still, one that the schedule breaks; None: `main_of` it.
     """
-    search = _Search(target, *_main_of(outcome))
+    search = _Search(target, *_main_of(outcome, promise))
     bound = min(BOUND_MAX, sum(not is_fault(label) for _, label in outcome.choices))
     best, choices = _spent(scenario, outcome.choices), outcome.choices
     smaller = iter(_smaller(best, only_faults=scenario.shares_memory))
@@ -109,9 +111,13 @@ def main_of(outcome: Outcome) -> str:
     return _main_of(outcome)[0]
 
 
-def _main_of(outcome: Outcome) -> Broken:
+def _main_of(outcome: Outcome, promise: str | None = None) -> Broken:
     assert outcome.verdict is not None
-    broken = [_broken(violation) for violation in outcome.verdict.violations]
+    broken = [
+        _broken(violation)
+        for violation in outcome.verdict.violations
+        if promise in (None, violation.promise)
+    ]
     return min(broken, key=lambda each: (each[0] in LATE, ORDER.get(each[0], len(ORDER))))
 
 

@@ -79,6 +79,12 @@ class Outcome:
         """Whether a promise broke."""
         return self.verdict is not None and bool(self.verdict.violations)
 
+    @property
+    def broken(self) -> frozenset[str]:
+        """The promises that broke."""
+        violations = () if self.verdict is None else self.verdict.violations
+        return frozenset(violation.promise for violation in violations)
+
     def text(self) -> str:
         """Return the trace as lines; the same schedule gives the same bytes anywhere."""
         return "".join(f"{event.line()}\n" for event in self.trace)
