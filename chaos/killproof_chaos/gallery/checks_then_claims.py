@@ -11,11 +11,12 @@ from killproof_chaos.targets.minimal_queue import Lease, MinimalQueue, now_ms
 FAULT: Final = Fault(
     name="checks-then-claims",
     wrong="between the SELECT that finds a job and the UPDATE that takes it, another takes it too",
-    promise="P7",
+    promise="P4",
     kind="check-then-act: two statements where the decision needs one",
     right="UPDATE job ... WHERE id = (SELECT id ... LIMIT 1), one statement under the write lock",
     engine="sim",
-    options=("--scenario", "claim"),
+    options=("--scenario", "claim", "--keep-going"),
+    also=frozenset({"P6", "P7"}),
 )
 
 
