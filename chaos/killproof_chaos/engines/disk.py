@@ -50,6 +50,7 @@ def run(options: Options, store: Store, show: Show) -> dict[str, Any]:
     Raises:
         EngineFailed: the harness could not do its part, which says nothing of the queue.
     """
+    targets.tell_seed(options.seed)
     target = targets.load(options.target)
     started = time.time()
     unrecorded = ""

@@ -107,6 +107,7 @@ class Engine:
             EngineFailed: the harness itself could not do its work.
         """
         started = time.time()
+        targets.tell_seed(self._options.seed)
         obliged = coverage.obliged(self._target, self._options)
         self._owed = frozenset(obliged)
         prepare(self._target, self._place, self._database, self._plan)

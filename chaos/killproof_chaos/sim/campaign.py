@@ -249,6 +249,7 @@ def run(options: Options, show: Show) -> Campaign:
     Raises:
         ValueError: a scenario or a target can not be played; the message says why.
     """
+    targets.tell_seed(options.seed)
     target = targets.load(options.target)
     names, left_out = chosen(options, target)
     is_random = options.scheduler != "dfs"

@@ -1,11 +1,15 @@
 """The queues that the harness can judge by name; any other comes as a module or a file."""
 
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
 from killproof_chaos import gallery
 from killproof_evidence.target import Target, load_target
+
+#: How a target can learn the seed of its run; absent where nothing is drawn.
+SEED: Final = "KILLPROOF_CHAOS_SEED"
 
 
 def _killproof() -> Target:
@@ -27,11 +31,18 @@ def _minimal() -> Target:
     return MinimalTarget("minimal", MinimalQueue)
 
 
+def _canary() -> Target:
+    from killproof_chaos.targets.canary import target
+
+    return target
+
+
 #: Factories, so that choosing one target imports no other.
 BUILTIN: Final[Mapping[str, Callable[[], Target]]] = {
     "killproof": _killproof,
     "killproof-process": _killproof_process,
     "minimal": _minimal,
+    "canary": _canary,
 } | {name: partial(gallery.target, name) for name in gallery.names()}
 
 
@@ -42,3 +53,17 @@ def load(name: str) -> Target:
         TargetNotFound: there is none; the message says what names are possible.
     """
     return load_target(name, BUILTIN)
+
+
+def tell_seed(seed: int | None) -> None:
+    """Tell the processes of the run that begins its seed; the engines call it first of all."""
+    if seed is None:
+        os.environ.pop(SEED, None)
+    else:
+        os.environ[SEED] = str(seed)
+
+
+def told_seed() -> int | None:
+    """Return the seed of the run that this process is part of; None: it has none."""
+    seed = os.environ.get(SEED)
+    return None if seed is None else int(seed)
