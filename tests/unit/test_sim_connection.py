@@ -485,6 +485,42 @@ def test_sqlite_itself_never_waits_whatever_the_target_asks_for(place: Path) -> 
     assert run.told == ["(0,)"]
 
 
+@pytest.mark.parametrize("patience", ["", "PRAGMA busy_timeout = 0", "PRAGMA busy_timeout(9)"])
+def test_who_gives_sqlite_no_time_to_wait_meets_the_lock_of_another(
+    place: Path, patience: str
+) -> None:
+    def write(db: sqlite3.Connection, told: list[str]) -> None:
+        db.execute(patience).fetchall()
+        db.execute("BEGIN IMMEDIATE")
+        db.execute("INSERT INTO note VALUES ('one')")
+        db.execute("COMMIT")
+
+    runs = play(place, [write, write], Dfs(1))
+
+    refused = [run for run in runs if run.errors]
+    assert {text for run in refused for _, text in run.errors} <= {
+        "OperationalError: database is locked"
+    }
+    assert bool(refused) == patience.endswith("= 0")
+    assert any(run.rows == ["one", "one"] for run in runs), "who comes later meets nobody"
+
+
+def test_a_connection_that_was_opened_without_patience_waits_once_it_is_given_some() -> None:
+    runtime = Runtime(["actor0"], jump_ns=10**9, faults=Faults())
+    runtime.quiet = True
+    host = SimHost(runtime, runtime.roots[0], {}, syncs=False)
+
+    with closing(host.connect(":memory:", timeout=0)) as db:
+        assert isinstance(db, Connection)
+        assert not db.is_patient
+        db.execute("PRAGMA busy_timeout").fetchall()
+        assert not db.is_patient, "who asks sets nothing"
+        db.execute("PRAGMA busy_timeout = 100").fetchall()
+        assert db.is_patient
+        db.execute("PRAGMA busy_timeout").fetchall()
+        assert db.is_patient
+
+
 def test_sql_knows_no_clock_and_no_chance_but_the_simulated_ones(place: Path) -> None:
     answers = {
         "datetime('now')": "2023-11-14 22:13:20",

@@ -3,9 +3,9 @@
 Every actor has a real connection to a real file in WAL mode. SQLite itself decides what a statement
 sees and whether it meets a lock; only the waiting is ours. Where SQLite would call its busy handler
 the actor can not run until another one has ended a transaction; how long a target has asked to wait
-makes no difference, for no time passes meanwhile. Where SQLite does not wait, because a transaction
-or a query that still has rows to give has read something, neither do we: the error is the caller's,
-as in production.
+makes no difference, for no time passes meanwhile. Where SQLite does not wait, because it was given
+no time, or a transaction or a query that still has rows to give has read something, neither do we:
+the error is the caller's, as in production.
 
 What SQL asks of the machine it asks of the simulated one: its functions of time read the virtual
 clock, in UTC, and those of chance a source that is the same in every run.
@@ -54,6 +54,8 @@ _WORDS: Final = {
 _BEFORE: Final = re.compile(r"(?:[\s;]|--[^\n]*(?:\n|$)|/\*.*?\*/)*", re.DOTALL)
 #: A WITH that changes something; what only looks like it costs nothing.
 _CHANGES: Final = re.compile(r"\b(INSERT|REPLACE)\s+(OR|INTO)\b|\bUPDATE\s|\bDELETE\s+FROM\b")
+#: A PRAGMA that says how long to wait, not one that asks.
+_SETS_TIMEOUT: Final = re.compile(r"busy_timeout\s*[=(]", re.IGNORECASE)
 #: From the Julian epoch to 1970, in ms.
 _JULIAN_1970_MS: Final = 210_866_760_000_000
 _DAY_MS: Final = 86_400_000
@@ -184,6 +186,8 @@ class Connection(sqlite3.Connection):
         """Belong to a process; from here on statements are points unless the runtime is quiet."""
         self.runtime, self.root = runtime, root
         self.has_snapshot = False
+        #: Whether SQLite would wait for a lock at all.
+        self.is_patient = True
         #: A hash of what the open transaction has changed.
         self.written = 0
         #: A hash of what the machine has told the statement that runs: the time, or chance.
@@ -299,7 +303,8 @@ class Connection(sqlite3.Connection):
         if self.root.is_dead:
             # Whoever calls: clean-up code of the dead may run when its objects are collected.
             raise Crashed
-        waits = kind == BEGIN_WRITE and not (self.root.unread and self._has_read())
+        waits = kind == BEGIN_WRITE and self.is_patient
+        waits = waits and not (self.root.unread and self._has_read())
         runtime.point(wants_lock=waits)
         life = runtime.life()
         if runtime.keeps_trace:
@@ -431,7 +436,7 @@ class Connection(sqlite3.Connection):
         code = getattr(error, "sqlite_errorcode", None) or 0
         is_busy = code & 0xFF == sqlite3.SQLITE_BUSY
         self.runtime.death_mark += is_busy  # It felt that the holder of the lock still lives.
-        return is_busy and not self._has_read()
+        return is_busy and self.is_patient and not self._has_read()
 
     def _has_read(self) -> bool:
         """Say whether this connection has a snapshot: SQLite then meets a lock without waiting.
@@ -449,7 +454,10 @@ class Connection(sqlite3.Connection):
     def _keep_patience(self, sql: str) -> None:
         """Undo a wait that the target asks of SQLite: a real one would stop everybody."""
         if "busy_timeout" in sql.lower():
-            sqlite3.Connection.cursor(self).execute("PRAGMA busy_timeout = 0").fetchall()
+            cursor = sqlite3.Connection.cursor(self)
+            (asked,) = cursor.execute("PRAGMA busy_timeout").fetchone()
+            cursor.execute("PRAGMA busy_timeout = 0").fetchall()
+            self.is_patient = asked > 0 or (self.is_patient and _SETS_TIMEOUT.search(sql) is None)
 
     def _ended(self, written: int) -> None:
         """Take note that a transaction has ended, with or without a change."""

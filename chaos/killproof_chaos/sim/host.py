@@ -198,11 +198,13 @@ class SimHost:
 
         As `killproof.core.host.connect` does, it begins nothing by itself; say so if it should.
         """
+        is_patient = options.get("timeout", 1) > 0
         options |= {"timeout": 0, "factory": Connection, "check_same_thread": False}
         options.setdefault("isolation_level", None)
         connection = sqlite3.connect(path, **options)
         assert isinstance(connection, Connection)
         connection.attach(self._runtime, self._root)
+        connection.is_patient = is_patient
         return connection
 
     def token(self) -> str:

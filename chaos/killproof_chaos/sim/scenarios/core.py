@@ -43,6 +43,19 @@ def _claim_once(me: Actor) -> None:
     me.claim()
 
 
+def _extend_in_time(me: Actor) -> None:
+    """Hold a job for longer than a lease, with a heartbeat in the middle of the first one."""
+    if lease := me.claim():
+        me.sleep(0.6 * me.lease)
+        me.extend(lease)
+        me.sleep(0.6 * me.lease)
+
+
+def _claim_after_a_lease(me: Actor) -> None:
+    me.sleep(1.1 * me.lease)
+    me.claim()
+
+
 def _enqueue_keyed(number: int) -> Function:
     def enqueue(me: Actor) -> None:
         me.enqueue(job(number, key="only-once"))
@@ -87,6 +100,19 @@ STALE_EXTEND: Final = Scenario(
     jobs=(job(1),),
     faults=Faults(passes=1),
     needs=frozenset({"enqueue", "claim", "ack", "extend"}),
+)
+HEARTBEAT: Final = Scenario(
+    name="heartbeat",
+    text="a holder extends its lease in time and works on, while another looks when the first ends",
+    actors={"w1": _extend_in_time, "w2": _claim_after_a_lease},
+    jobs=(job(1),),
+    needs=frozenset({"enqueue", "claim", "ack", "extend"}),
+)
+PRIORITIES: Final = Scenario(
+    name="priorities",
+    text="two workers claim jobs of different urgency, the least urgent one put in first",
+    actors={"w1": work_once, "w2": work_once},
+    jobs=(job(1, priority=9), job(2, priority=5), job(3, priority=0)),
 )
 COMPLETING: Final = Scenario(
     name="completing",
@@ -271,7 +297,30 @@ TWO_SLOTS: Final = Scenario(
     needs=frozenset({"enqueue", "claim", "ack", "extend"}),
 )
 
+POISON: Final = Scenario(
+    name="poison",
+    text="a job that fails each time stands before another, and two workers look",
+    actors={"w1": work_once, "w2": work_once},
+    jobs=(job(1, script=("raise",)), job(2)),
+    # Time is virtual: a due job waits at most for the lease of one that was held when all ended.
+    parameters={"starve_ms": 1_000},
+    needs=frozenset({"enqueue", "claim", "ack", "nack"}),
+)
+
 SCENARIOS: Final = (
     *(CLAIM, CLAIM_MANY, ACK_AND_CLAIM, STALE_ACK, NACK, LAST, RELEASE, SNOOZE, EXTEND),
-    *(STALE_EXTEND, COMPLETING, UNIQUE_KEY, CANCEL, PROMOTE, WALL_CLOCK, REPLAY, REAP, TWO_SLOTS),
+    *(
+        STALE_EXTEND,
+        HEARTBEAT,
+        PRIORITIES,
+        COMPLETING,
+        UNIQUE_KEY,
+        CANCEL,
+        PROMOTE,
+        WALL_CLOCK,
+        REPLAY,
+        REAP,
+        TWO_SLOTS,
+    ),
+    POISON,
 )
