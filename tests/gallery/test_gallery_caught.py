@@ -12,6 +12,7 @@ import pytest
 
 from killproof_chaos import gallery
 from killproof_chaos.targets import minimal_queue
+from killproof_chaos.targets.minimal_adapter import MinimalWorker
 from killproof_chaos.targets.minimal_queue import MinimalQueue
 
 SECONDS_MAX = 120.0
@@ -72,9 +73,10 @@ def test_a_broken_queue_is_described_whole_and_differs_by_its_fault_alone(
     assert fault.promise in target.contract.promises
     assert all((fault.wrong, fault.kind, fault.right))
     if module is None:
-        queue = vars(target)["_queue"]
-        assert queue.__mro__[1] is MinimalQueue
-        changed = [member for member in vars(queue) if not member.startswith("__")]
+        queue, worker = vars(target)["_queue"], vars(target)["_worker"]
+        broken = queue if worker is None else worker
+        assert broken.__mro__[1] is (MinimalQueue if worker is None else MinimalWorker)
+        changed = [member for member in vars(broken) if not member.startswith("__")]
         assert len(changed) <= 5, f"{fault.name} changes {changed}"
 
 

@@ -30,7 +30,8 @@ HEARTBEAT_SECONDS: Final = 0.15
 
 CONTRACT: Final = Contract(
     promises={
-        **{f"P{number}": True for number in (2, 3, 4, 5, 7, 8, 9, 10, 11, 12, 14, 16, 17, 18, 21)},
+        # All but what it has not: a replay, a cancel, limits, workflows, a backup.
+        **{f"P{number}": True for number in range(2, 22) if number not in (13, 15)},
         "P1": "power",
         "P6": "transaction",
     },
@@ -43,6 +44,7 @@ CONTRACT: Final = Contract(
         "recovery_ms": 10_000,
         "busy_ms": 30_000,
         "drain_ms": 5_000,
+        "open_files": 64,  # Two connections, with three files each, and what a process has anyway.
     },
     edges={
         "start": ("scheduled", "available"),
@@ -76,13 +78,27 @@ class MinimalTarget:
         payload="payload",
     )
 
-    def __init__(self, name: str, queue: type[MinimalQueue], fault: Fault | None = None) -> None:
-        """Judge `queue` under this name; `fault` says what is wrong with it on purpose."""
+    def __init__(
+        self,
+        name: str,
+        queue: type[MinimalQueue],
+        fault: Fault | None = None,
+        worker: type["MinimalWorker"] | None = None,
+    ) -> None:
+        """Judge `queue` under this name; `fault` says what is wrong with it on purpose.
+
+        Args:
+            name: under which it is found.
+            queue: its own code.
+            fault: of a broken one.
+            worker: what its processes do, where it is this that is broken.
+        """
         self.sync_points = SYNC_POINTS - (fault.unreached if fault is not None else frozenset())
         self.name = name
         self.broken = fault is not None
         self.fault = fault
         self._queue = queue
+        self._worker = worker
 
     def prepare(self, place: Path) -> None:
         """Make an empty queue."""
@@ -120,7 +136,7 @@ class MinimalTarget:
 
     def work(self, place: Path) -> None:
         """Be a worker until SIGTERM."""
-        MinimalWorker(self._queue, place / self.database).run()
+        (self._worker or MinimalWorker)(self._queue, place / self.database).run()
 
     def snapshot(self, place: Path) -> Iterable[JobRow]:
         """Read every job."""
@@ -173,6 +189,8 @@ class MinimalClient:
 class MinimalWorker:
     """Claims, plays the script, acks or nacks; a second thread keeps the lease alive."""
 
+    idle_seconds = IDLE_SECONDS
+
     def __init__(self, queue: type[MinimalQueue], path: Path) -> None:
         """Work on the queue at `path`, and record every call."""
         self._make = queue
@@ -182,7 +200,7 @@ class MinimalWorker:
 
     def run(self) -> None:
         """Work until SIGTERM, then finish the job in hand."""
-        stopped = stop_on_sigterm()
+        stopped = self.stop()
         queue = self._make(self._path, sync=hook.hook)
         beat = threading.Thread(target=self._extend, args=(stopped,), name="heartbeat", daemon=True)
         beat.start()
@@ -191,7 +209,7 @@ class MinimalWorker:
             lease = self._recorder.call("claim", queue.claim, told=_claimed)
             if lease is None:
                 hook.hook("worker.idle")
-                stopped.wait(IDLE_SECONDS * random.uniform(0.5, 1.5))
+                stopped.wait(self.idle_seconds * random.uniform(0.5, 1.5))
                 continue
             self._lease = lease
             self._handle(queue, lease)
@@ -200,6 +218,10 @@ class MinimalWorker:
         beat.join()
         queue.db.close()
         self._recorder.close()
+
+    def stop(self) -> Stop:
+        """Return the event after which no further job is taken."""
+        return stop_on_sigterm()
 
     def _extend(self, stopped: Stop) -> None:
         queue = self._make(self._path, sync=hook.hook)
