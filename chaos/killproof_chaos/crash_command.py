@@ -38,9 +38,15 @@ def crash(
     operation: Annotated[
         list[str] | None, typer.Option(help="Only this operation; may be given several times.")
     ] = None,
+    kills: Annotated[
+        bool, typer.Option(help="Kill the process before and after each call.")
+    ] = True,
     errors: Annotated[
         bool, typer.Option(help="Also make each call fail, and compare what its caller was told.")
     ] = True,
+    fail_fast: Annotated[
+        bool, typer.Option(help="Stop at the first kill or error that breaks a promise.")
+    ] = False,
     store: StoreOption = None,
     unknown: UnknownOption = None,
     junit: JunitOption = None,
@@ -52,11 +58,16 @@ def crash(
     Needs Linux and a C compiler; without them the verdict is unknown. For each point the files are
     fresh, a clean process recovers and finishes all jobs, and the judge reads what was recorded.
     """
+    if not kills and not errors:
+        raise ValueError("--no-kills with --no-errors leaves nothing to do: give one of them")
     chosen = choose(targets.load(target), operation)
     ending = Ending(unknown=unknown, junit=junit, as_json=as_json, report=report)
     place = new_store(store, "crash", Path(target).stem)
     with harness(), shown(text_of) as show:
-        record = Engine(target, chosen, place, show, errors=errors).run()
+        engine = Engine(
+            target, chosen, place, show, kills=kills, errors=errors, fail_fast=fail_fast
+        )
+        record = engine.run()
     conclude(
         record,
         ending,

@@ -72,6 +72,30 @@ def test_a_broken_queue_is_found_by_its_property_in_the_operation_that_breaks(
     assert (place / "run" / line["file"]).exists(), "the store of the point is kept"
 
 
+def test_the_first_point_that_breaks_a_promise_ends_a_run_that_asks_for_no_more(
+    place: Path,
+) -> None:
+    words = ("--no-errors", "--fail-fast")
+    _, verdict = crash(place, "effect-and-ack-apart", "completing", *words)
+
+    assert verdict["properties"]["P6"]["verdict"] == "violated"
+    assert verdict["replay"].endswith(" --no-errors --fail-fast")
+    assert verdict["counts"]["kills"] < len(verdict["operations"][0]["calls"])
+    assert verdict["coverage"]["missed"] == []
+    assert not verdict["exhausted"]
+
+
+def test_without_kills_calls_fail_and_one_kill_tells_how_the_file_is_without_them(
+    place: Path,
+) -> None:
+    _, verdict = crash(place, "commit-error-refused", "enqueue", "--no-kills", "--fail-fast")
+
+    assert verdict["properties"]["P2"]["verdict"] == "violated"
+    assert verdict["counts"]["kills"] == 1
+    assert verdict["counts"]["errors"] > 0
+    assert " --no-kills" in verdict["replay"]
+
+
 @pytest.mark.parametrize(
     ("target", "operation", "errors"),
     [

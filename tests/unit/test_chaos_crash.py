@@ -3,7 +3,7 @@
 import pytest
 
 from killproof_chaos import targets
-from killproof_chaos.crash_command import choose
+from killproof_chaos.crash_command import choose, crash
 from killproof_chaos.engines import crash_state
 from killproof_chaos.engines.crash_points import (
     NOTHING,
@@ -12,6 +12,7 @@ from killproof_chaos.engines.crash_points import (
     Point,
     failed_checkers,
     halves,
+    most_telling_first,
     next_refused,
     outcome_of,
     points_of,
@@ -258,11 +259,29 @@ def test_an_operation_that_the_target_lacks_is_refused_with_those_it_has() -> No
         choose(targets.load("minimal"), ["cancel"])
 
 
+def test_a_run_that_ends_early_looks_at_the_ends_and_the_middle_of_an_operation_first() -> None:
+    calls = [Call(kind="write", file="wal") for _ in range(4)]
+    points = points_of(Counted(operation="ack", calls=calls, full=None), errors=True)
+
+    ordered = most_telling_first(points)
+
+    assert {*ordered} == {*points}
+    assert len(ordered) == len(points)
+    kills = [(point.number, point.fault) for point in ordered[:4]]
+    assert kills == [(1, "before"), (3, "before"), (2, "before"), (4, "before")]
+    assert [point.fault for point in ordered[8:12]] == ["EIO"] * 4
+
+
+def test_a_run_without_kills_and_without_errors_is_refused() -> None:
+    with pytest.raises(ValueError, match="leaves nothing to do: give one of them"):
+        crash("minimal", kills=False, errors=False)
+
+
 def test_the_operations_of_killproof_are_all_that_the_engine_knows() -> None:
     found = choose(targets.load("killproof"), None)
 
     assert {"open_and_migrate", "enqueue_many", "completing", "reap", "ledger", "work"} < {*found}
-    assert len(found) == 53
+    assert len(found) == 54
 
 
 def test_the_headline_says_in_how_many_points_nothing_was_found() -> None:

@@ -35,6 +35,7 @@ from killproof_chaos.engines.crash_points import (
     Point,
     control,
     failed_checkers,
+    most_telling_first,
     outcome_of,
     points_of,
 )
@@ -89,7 +90,9 @@ class Engine:
         store: Store,
         show: Show,
         *,
+        kills: bool = True,
         errors: bool = True,
+        fail_fast: bool = False,
         lanes: int | None = None,
     ) -> None:
         """Prepare a run.
@@ -99,7 +102,11 @@ class Engine:
             operations: those to kill in.
             store: where the evidence goes.
             show: is told how far it is.
+            kills: whether the process is killed at each call; one kill tells how the file is
+                without the operation, and so is made all the same.
             errors: whether calls are also made to fail.
+            fail_fast: stop at the first point that breaks a promise; a run in which nothing
+                befalls the operation is no point.
             lanes: points made at once; None: as many as keep the cores busy.
         """
         self._name = name
@@ -107,8 +114,13 @@ class Engine:
         self._operations = tuple(operations)
         self._store = store
         self._show = show
+        self._kills = kills
         self._errors = errors
-        self._lanes = lanes or LANES_PER_CORE * len(os.sched_getaffinity(0))
+        self._fail_fast = fail_fast
+        # Each lane starts two interpreters, which a run that soon ends has no use for.
+        per_core = 1 if fail_fast else LANES_PER_CORE
+        self._lanes = lanes or per_core * len(os.sched_getaffinity(0))
+        self._is_enough = False
         self._outcomes: list[Outcome] = []
         self._counted: dict[str, Counted] = {}
         self._points: list[Point] = []
@@ -170,10 +182,13 @@ class Engine:
             point
             for name in self._operations
             if name in self._counted
-            for point in points_of(self._counted[name], errors=self._errors)
+            for point in self._points_of(self._counted[name])
             if name != crash_life.WORK or point.fault in WORKERS_FAULTS
         ]
         first = [point for point in self._points if (point.number, point.fault) == (1, "before")]
+        if not self._kills:
+            wanted = {*first, *(point for point in self._points if point.fault not in KILLS)}
+            self._points = [point for point in self._points if point in wanted]
         self._make(pool, first)
         for outcome in self._outcomes:
             if outcome.point in first and outcome.found["reached"]:
@@ -181,6 +196,13 @@ class Engine:
                 counted.base = outcome.found.get("state")
         self._check_changes()
         self._make(pool, [point for point in self._points if point not in set(first)])
+        if self._is_enough:
+            made = {outcome.point for outcome in self._outcomes}
+            self._points = [point for point in self._points if point in made]
+
+    def _points_of(self, counted: Counted) -> list[Point]:
+        points = points_of(counted, errors=self._errors)
+        return most_telling_first(points) if self._fail_fast else points
 
     def _check_changes(self) -> None:
         """Refuse an operation that left no trace: at its points nothing could be seen missing."""
@@ -193,6 +215,8 @@ class Engine:
     def _make(self, pool: Pool, points: Iterable[Point]) -> None:
         waiting = {point.name: point for point in points}
         for turn in range(TRIES):
+            if self._is_enough:
+                return
             requests = [self._request(point, point.request()) for point in waiting.values()]
             missed = {}
             for name, found in pool.answers(requests, key=lambda request: str(request["name"])):
@@ -202,8 +226,13 @@ class Engine:
                     continue
                 if turn:
                     found["tries"] = turn + 1
-                self._outcomes.append(outcome_of(point, found))
+                outcome = outcome_of(point, found)
+                self._outcomes.append(outcome)
                 self._tell(point)
+                if self._fail_fast and outcome.verdict == VIOLATED:
+                    # What the other lanes are at ends with them, when the pool is closed.
+                    self._is_enough = True
+                    return
             waiting = missed
 
     def _request(self, point: Point, asked: dict[str, Any]) -> dict[str, Any]:
@@ -272,7 +301,7 @@ class Engine:
             "faults": _tally(points),
             "coverage": self._coverage(points),
             "counts": _counts(points),
-            "exhausted": not unsure and not self._because,
+            "exhausted": not unsure and not self._because and not self._is_enough,
             "jobs": {},
             "recovery_ms": {},
             "files_in": str(self._files_in),
@@ -295,8 +324,9 @@ class Engine:
         argv = ["killproof", "chaos", "crash", "--target", self._name]
         if len(self._operations) < len(operations_of(self._target)):
             argv += [word for name in self._operations for word in ("--operation", name)]
-        if not self._errors:
-            argv.append("--no-errors")
+        options = {"--no-kills": not self._kills, "--no-errors": not self._errors}
+        options["--fail-fast"] = self._fail_fast
+        argv += [option for option, is_set in options.items() if is_set]
         record = run_record(
             self._target,
             "crash",

@@ -16,7 +16,7 @@ from killproof_evidence.target import Indefinite
 OPERATIONS: Final = frozenset(
     {
         *("open_and_migrate", "open", "reopen", "enqueue", "claim", "extend", "ack", "nack"),
-        *("completing", "reap", "promote", "close", "late_ack"),
+        *("completing", "reap", "promote", "close", "late_ack", "dead_letter"),
     }
 )
 

@@ -2,7 +2,7 @@
 
 import errno
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -131,6 +131,24 @@ def points_of(counted: Counted, *, errors: bool) -> list[Point]:
         for fault in faults
         if _applies(fault, call.kind)
     ]
+
+
+def most_telling_first(points: Sequence[Point]) -> list[Point]:
+    """Return the points of an operation in an order in which a fault is soon found.
+
+    What goes wrong does so at several calls in a row, so the first few points are spread over the
+    whole operation and the gaps are filled later: a van der Corput sequence. The kills come first,
+    then the error that most calls can meet.
+    """
+    groups: dict[str, list[Point]] = {}
+    for point in points:
+        groups.setdefault("kill" if point.fault in KILLS else point.fault, []).append(point)
+    ordered = []
+    for group in groups.values():
+        bits = max(1, (len(group) - 1).bit_length())
+        numbers = sorted(range(len(group)), key=lambda number: f"{number:0{bits}b}"[::-1])
+        ordered += [group[number] for number in numbers]
+    return ordered
 
 
 def _applies(fault: str, kind: str) -> bool:

@@ -153,6 +153,11 @@ def _failing_run(context: Context) -> None:
     context.session.more["workflow_start"](FAILING_RUN)
 
 
+def _doomed_job(context: Context) -> None:
+    context.session.enqueue(job("first", script=("permanent",)))
+    context.session.enqueue(job("second", sink="log"))
+
+
 def _dead_job(context: Context) -> None:
     session = context.session
     session.enqueue(job("first", script=("permanent", "ok")))
@@ -334,6 +339,7 @@ ALONE: Final = (
         act=lambda c: c.session.completing(c.lease),
     ),
     Scenario(operation="nack", prepare=_failing_job, before=_hold_and_play, act=_nack),
+    Scenario(operation="dead_letter", prepare=_doomed_job, before=_hold_and_play, act=_fail),
     Scenario(
         operation="reap",
         prepare=_two_jobs,

@@ -3,7 +3,7 @@
 import sqlite3
 from typing import Any, Final
 
-from killproof_chaos.gallery import SHORT, Fault
+from killproof_chaos.gallery import Fault
 from killproof_chaos.targets.minimal_adapter import MinimalTarget
 from killproof_chaos.targets.minimal_queue import MinimalQueue
 from killproof_evidence.target import Definite
@@ -14,9 +14,8 @@ FAULT: Final = Fault(
     promise="P2",
     kind="the retried enqueue: an exception is taken for 'not done', and the job exists twice",
     right="an error once COMMIT was sent is neither yes nor no, and says so",
-    engine="proc",
-    options=(*SHORT, "--nemesis", "kill,handler,io"),
-    seconds=10,
+    engine="crash",
+    options=("--operation", "enqueue", "--no-kills", "--fail-fast"),
 )
 
 

@@ -13,7 +13,7 @@ FAULT: Final = Fault(
     kind="the dual write: two commits where exactly-once needs one",
     right="the caller's statements and the ack in one transaction: with self.writing('ack')",
     engine="crash",
-    options=("--no-errors",),
+    options=("--operation", "completing", "--no-errors", "--fail-fast"),
 )
 
 
