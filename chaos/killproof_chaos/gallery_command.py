@@ -1,6 +1,6 @@
 """The command `killproof chaos gallery`: the broken queues, what is wrong with each, and its line.
 
-It reads what the files of the gallery say and runs nothing.
+What the files of the gallery say is read here and nothing runs; `grading_command.py` has the rest.
 """
 
 import difflib
@@ -33,10 +33,28 @@ def show(
     name: Annotated[
         str | None, typer.Argument(help="One broken queue; all of them when not given.")
     ] = None,
+    copy: Annotated[
+        Path | None, typer.Option(help="Write its file there, for you to repair.")
+    ] = None,
+    grade: Annotated[
+        Path | None, typer.Option(help="Judge the repaired copy in this file.")
+    ] = None,
+    hint: Annotated[
+        bool, typer.Option("--hint", help="With --grade: also tell the right line.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
-    """List the broken queues, or show one: what is wrong, and the command that catches it."""
-    if name is None:
+    """List the broken queues; show one, copy it to repair it, or grade what came of that."""
+    # Here, for it needs this module.
+    from killproof_chaos import grading_command
+
+    if (copy or grade) and name is None:
+        raise ValueError("--copy and --grade need the NAME of a broken queue before them")
+    if name is not None and copy is not None:
+        grading_command.copy(fault_of(name), copy)
+    elif name is not None and grade is not None:
+        grading_command.grade(fault_of(name), str(grade), hint=hint, as_json=as_json)
+    elif name is None:
         faults = [gallery.fault(each) for each in gallery.names()]
         _tell([facts(fault) for fault in faults], listing(faults), as_json=as_json)
     else:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 from killproof_chaos import gallery
@@ -52,7 +53,11 @@ def load(name: str) -> Target:
     Raises:
         TargetNotFound: there is none; the message says what names are possible.
     """
-    return load_target(name, BUILTIN)
+    found = load_target(name, BUILTIN)
+    if name not in BUILTIN and hasattr(found, "address"):
+        # A copy of a target keeps its name, and its worker's command line must still find the copy.
+        found.address = str(Path(name).resolve()) if name.endswith(".py") else name
+    return found
 
 
 def tell_seed(seed: int | None) -> None:

@@ -116,6 +116,7 @@ class KillproofTarget:
     contract = CONTRACT
     sync_points = frozenset(phases.PHASES) - NOT_OFFERED
     database = "queue.db"
+    address = ""  #: by which `targets.load` has found it, where that is not its name
     capabilities = frozenset({"backup", "dispatcher", "limits", "schedule", "spill", "workflow"})
     mix_parameters: Mapping[str, Mapping[str, Any]] = {
         "limits": {"limits": LIMITS},
@@ -182,7 +183,8 @@ class KillproofTarget:
 
     def worker_argv(self, place: Path) -> list[str]:
         """Return the command line of a worker."""
-        return [sys.executable, "-m", "killproof_chaos.targets.worker", self.name, str(place)]
+        me = self.address or self.name
+        return [sys.executable, "-m", "killproof_chaos.targets.worker", me, str(place)]
 
     def work(self, place: Path) -> None:
         """Be a worker until SIGTERM."""

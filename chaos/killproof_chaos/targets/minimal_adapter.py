@@ -5,9 +5,11 @@ import random
 import sqlite3
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from killproof_chaos import hook
@@ -63,8 +65,8 @@ SYNC_POINTS: Final = frozenset(
 class MinimalTarget:
     """A queue of `minimal`'s make, at level 1 with sync points of its own."""
 
-    contract = CONTRACT
     database = "queue.db"
+    address = ""  #: by which `targets.load` has found it, where that is not its name
     audit: AuditMapping | None = AuditMapping(
         table="job",
         id="id",
@@ -84,6 +86,7 @@ class MinimalTarget:
         queue: type[MinimalQueue],
         fault: Fault | None = None,
         worker: type["MinimalWorker"] | None = None,
+        parameters: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """Judge `queue` under this name; `fault` says what is wrong with it on purpose.
 
@@ -92,6 +95,7 @@ class MinimalTarget:
             queue: its own code.
             fault: of a broken one.
             worker: what its processes do, where it is this that is broken.
+            parameters: of the contract, where it declares other bounds than the control.
         """
         self.sync_points = SYNC_POINTS - (fault.unreached if fault is not None else frozenset())
         self.name = name
@@ -99,6 +103,7 @@ class MinimalTarget:
         self.fault = fault
         self._queue = queue
         self._worker = worker
+        self.contract = replace(CONTRACT, parameters={**CONTRACT.parameters, **parameters})
 
     def prepare(self, place: Path) -> None:
         """Make an empty queue."""
@@ -132,7 +137,8 @@ class MinimalTarget:
 
     def worker_argv(self, place: Path) -> list[str]:
         """Return the command line of a worker."""
-        return [sys.executable, "-m", "killproof_chaos.targets.worker", self.name, str(place)]
+        me = self.address or self.name
+        return [sys.executable, "-m", "killproof_chaos.targets.worker", me, str(place)]
 
     def work(self, place: Path) -> None:
         """Be a worker until SIGTERM."""

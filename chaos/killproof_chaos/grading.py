@@ -1,0 +1,482 @@
+"""Grading a repair: `killproof chaos gallery NAME --grade FILE`.
+
+The reader's file is looked at first, then put through what catches the broken queue, then through a
+short general check, so that a repair that breaks something else, promises less or does no work does
+not pass. The first stage that is not passed ends the grading: it has a story to read, and the
+evidence of it is kept.
+
+All of the reader's code runs in processes of its own, forked from this one, which has imported the
+engines already. A stage is a `killproof chaos` command like any other, so the reader can repeat it.
+"""
+
+import faulthandler
+import importlib
+import json
+import multiprocessing
+import os
+import re
+import resource
+import shlex
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any, Final
+
+from killproof.wording import one_line
+from killproof_chaos import gallery
+from killproof_chaos.command import STORES
+from killproof_chaos.gallery import Fault
+from killproof_chaos.summary import extent
+from killproof_evidence.judge import PROPERTIES
+
+#: Of a process of the reader's code. The longest stage takes a tenth of it on a quiet machine.
+CPU_SECONDS_MAX: Final = 60
+LOOK_CPU_SECONDS_MAX: Final = 5
+#: A process that waits for ever uses no time of the processor.
+WALL_SECONDS_MAX: Final = 240
+LOOK_WALL_SECONDS_MAX: Final = 30
+#: Between two looks at a stage's process; progress is told from then on.
+TURN_SECONDS: Final = 0.05
+SHOWN_AFTER_SECONDS: Final = 2.0
+TERM_SECONDS: Final = 10.0
+
+SEEDS: Final = (11, 12, 13)
+#: Engines whose runs depend on a seed: there a pass once may be luck.
+DRAWN: Final = frozenset({"proc", "disk"})
+STORY_LINES_MAX: Final = 40
+
+#: The general check: the races that every queue meets, a power cut at 20 points, a kill at every
+#: file call of an ack with an effect; and real processes, where nothing else can be judged.
+GENERAL_SIM: Final = (
+    *("--scenario", "claim", "--scenario", "stale-ack", "--scenario", "nack"),
+    *("--scenario", "last-attempt", "--scenario", "unique-key", "--scenario", "promote"),
+    *("--scenario", "extend-against-reap", "--bound", "1"),
+)
+GENERAL_DISK: Final = ("--points", "20", "--jobs", "20", "--seed", str(SEEDS[0]))
+GENERAL_CRASH: Final = ("--operation", "completing", "--no-errors")
+GENERAL_PROC: Final = (
+    *("--seconds", "1.5", "--workers", "3", "--producers", "1", "--kills", "4", "--pauses", "0"),
+    *("--nemesis", "kill,handler", "--mix", "plain", "--seed", str(SEEDS[0])),
+)
+#: What the general races show of a queue that works; a silence about one of them is no pass.
+SHOWN_BY_SIM: Final = (
+    *("P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8", "P9", "P10", "P11", "P12", "P14", "P16"),
+    "P17",
+)
+LOOK: Final = "first look"
+SENTENCES: Final = {entry.number: entry.sentence for entry in PROPERTIES}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One command of the grading."""
+
+    what: str  #: for the reader
+    engine: str
+    argv: tuple[str, ...]  #: behind `killproof chaos ENGINE --target FILE`
+    must_pass: tuple[str, ...] = ()  #: promises that it must have shown to be kept
+    seconds: float = 2.0  #: about, on a quiet machine
+
+    def command(self, file: str) -> list[str]:
+        """Return the command, as the reader would type it."""
+        word = "run" if self.engine == "proc" else self.engine
+        return ["killproof", "chaos", word, "--target", file, *self.argv]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What came of a stage."""
+
+    what: str
+    verdict: str  #: pass, violated or unknown
+    said: str  #: in a line
+
+
+@dataclass(slots=True, kw_only=True)
+class Grade:
+    """What came of a grading."""
+
+    name: str
+    file: str
+    verdict: str = "pass"  #: pass; violated: not repaired; unknown: could not be judged
+    is_unusable: bool = False  #: the file is no queue at all
+    steps: list[Step] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)  #: promises, the intended one first
+    story: list[str] = field(default_factory=list)  #: of the first of them, as lines
+    again: str = ""  #: the command that shows it in full
+    evidence: str = ""  #: the folder of that run
+
+    def add(self, what: str, verdict: str, said: str) -> None:
+        """Note what came of a stage."""
+        self.steps.append(Step(what=what, verdict=verdict, said=said))
+        self.verdict = verdict
+
+    def record(self) -> dict[str, Any]:
+        """Return all of it as JSON has it."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """How far a grading is, in tenths of a second."""
+
+    done: int
+    total: int
+    what: str
+
+    @property
+    def left(self) -> float:
+        """Seconds that it still takes, about."""
+        return max(0, self.total - self.done) / 10
+
+
+Show = Callable[[Turn], None]
+
+
+class StageFailed(Exception):
+    """The command of a stage has judged nothing; the message says why."""
+
+
+def grade(fault: Fault, file: str, show: Show = lambda _turn: None) -> Grade:
+    """Judge the repaired copy of a broken queue.
+
+    Args:
+        fault: of the broken queue.
+        file: the reader's, as it was typed.
+        show: is told how far it is, from the third second on.
+    """
+    grade = Grade(name=fault.name, file=file)
+    clock = _Clock(show)
+    folder = _new_folder(fault.name)
+    try:
+        seen = _look(fault.name, file, folder, clock)
+        if seen["problem"] is not None:
+            grade.is_unusable = seen["is_unusable"]
+            grade.add(LOOK, "violated", seen["problem"])
+            return grade
+        grade.add(LOOK, "pass", "it loads, promises as much, and does its first jobs")
+        stages = [*catching(fault), *general(fault, seen)]
+        for number, stage in enumerate(stages):
+            clock.left = sum(each.seconds for each in stages[number + 1 :])
+            _judge(grade, fault, stage, folder / f"{number + 1}-{stage.engine}", clock)
+            if grade.verdict != "pass":
+                return grade
+        return grade
+    finally:
+        if not grade.evidence:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def catching(fault: Fault) -> list[Stage]:
+    """Return what must catch a broken queue: its own command, with several seeds."""
+    what = f"what catches {fault.name} ({fault.engine})"
+    options = tuple(each for each in fault.options if each != "--fail-fast")
+    one = Stage(
+        what=what, engine=fault.engine, argv=options, must_pass=(fault.promise,),
+        seconds=fault.seconds,
+    )  # fmt: skip
+    is_random = "--scheduler" in options and "dfs" not in options
+    if "--seed" in options or not (fault.engine in DRAWN or is_random):
+        return [one]
+    drawn = [
+        Stage(
+            what=f"{what}, seed {seed}", engine=one.engine, argv=(*options, "--seed", str(seed)),
+            must_pass=one.must_pass, seconds=one.seconds,
+        )
+        for seed in SEEDS
+    ]  # fmt: skip
+    if not is_random:
+        return drawn
+    # A random search exhausts nothing: the same scenarios, all schedules up to the default bound.
+    scenarios = _of_options(options, "--scenario")
+    whole = Stage(what=f"{what}, every schedule", engine="sim", argv=scenarios, seconds=5.0)
+    return [*drawn, whole]
+
+
+def general(fault: Fault, seen: Mapping[str, Any]) -> list[Stage]:
+    """Return the short general check of a target: what any queue must stand.
+
+    Args:
+        fault: of the broken queue that was repaired.
+        seen: what the first look says that the target can be put through.
+    """
+    what = "general check"
+    contract = gallery.target(fault.name).contract
+    stages = []
+    if seen["level"] >= 2:
+        must = tuple(each for each in SHOWN_BY_SIM if contract.promised(each))
+        stages.append(
+            Stage(what=f"{what} (sim)", engine="sim", argv=GENERAL_SIM, must_pass=must, seconds=3.0)
+        )
+    if contract.promised("P1") == "power" and fault.engine != "disk":
+        stages.append(
+            Stage(what=f"{what} (disk)", engine="disk", argv=GENERAL_DISK, must_pass=("P1",))
+        )
+    if "completing" in seen["steps"] and contract.promised("P6"):
+        stages.append(
+            Stage(
+                what=f"{what} (crash)",
+                engine="crash",
+                argv=GENERAL_CRASH,
+                must_pass=("P6",),
+                seconds=3.0,
+            )
+        )
+    if seen["level"] < 2 and fault.engine != "proc":
+        stages.append(
+            Stage(
+                what=f"{what} (proc)",
+                engine="proc",
+                argv=GENERAL_PROC,
+                must_pass=("P17",),
+                seconds=6.0,
+            )
+        )
+    return stages
+
+
+def _of_options(options: Sequence[str], name: str) -> tuple[str, ...]:
+    found: list[str] = []
+    for word, following in pairwise(options):
+        if word == name:
+            found += [word, following]
+    return tuple(found)
+
+
+# What a stage says.
+
+
+def _judge(grade: Grade, fault: Fault, stage: Stage, store: Path, clock: "_Clock") -> None:
+    """Run a stage and add what came of it."""
+    argv = stage.command(grade.file)
+    try:
+        record = _run(stage, argv, store, clock, grade.file)
+    except StageFailed as failed:
+        grade.add(stage.what, "unknown", f"{failed}; the command was: {shlex.join(argv)}")
+        return
+    except Endless as endless:
+        grade.add(stage.what, "violated", f"it never ends: {endless}")
+        return
+    broken = [n for n, found in record["properties"].items() if found["verdict"] == "violated"]
+    broken.sort(key=lambda number: number != fault.promise)
+    errors = record.get("errors") or []
+    unseen = [
+        number for number in stage.must_pass if record["properties"][number]["verdict"] != "pass"
+    ]
+    if broken or errors:
+        grade.broken = broken
+        said = "; ".join([f"{SENTENCES[each]} ({each})" for each in broken[:1]] or errors[:1])
+        grade.add(stage.what, "violated", f"{_tried(record)}: broken: {said}")
+        grade.story = list(islice(_story(record, broken[0] if broken else ""), STORY_LINES_MAX))
+    elif unseen:
+        number = unseen[0]
+        why = record["properties"][number].get("reason") or _because(record)
+        grade.add(
+            stage.what,
+            "unknown",
+            f"{_tried(record)}: whether {number} is kept was not seen: {one_line(why)}",
+        )
+    else:
+        grade.add(stage.what, "pass", f"no violation found in {_tried(record)}")
+        return
+    grade.again = shlex.join(argv)
+    grade.evidence = str(store)
+
+
+def _tried(record: Mapping[str, Any]) -> str:
+    """Return what was tried, without what is in parentheses there."""
+    return re.sub(r" \([^)]*\)", "", extent(record))
+
+
+def _because(record: Mapping[str, Any]) -> str:
+    return str(next(iter(record["unknown_because"]), "nothing in the run was about it"))
+
+
+def _story(record: Mapping[str, Any], number: str) -> Iterator[str]:
+    """Yield the story of a broken promise: a schedule's steps, or the lines that prove it."""
+    stories = record.get("stories") or []
+    for each in sorted(stories, key=lambda each: each["promise"] != number)[:1]:
+        yield from each["text"].splitlines()
+        return
+    witnesses = record["properties"][number]["witnesses"] if number else []
+    for witness in witnesses[:1]:
+        yield one_line(witness["story"])
+        for line in witness["lines"]:
+            yield f"  {line['file']}  {one_line(line['text'])}"
+
+
+# The processes of the reader's code.
+
+
+class Endless(Exception):
+    """The reader's code did not end in its time; the message says where it was."""
+
+
+@dataclass(slots=True)
+class _Clock:
+    """How long it has taken, and about how long it still takes."""
+
+    show: Show
+    left: float = 10.0  #: s, about, behind the stage that runs
+    started: float = field(default_factory=time.monotonic)
+
+    def tell(self, what: str, seconds: float, since: float) -> None:
+        now = time.monotonic()
+        if now - self.started < SHOWN_AFTER_SECONDS:
+            return
+        done = now - self.started
+        rest = max(0.5, seconds - (now - since)) + self.left
+        self.show(Turn(done=round(10 * done), total=round(10 * (done + rest)), what=what))
+
+
+def _look(name: str, file: str, folder: Path, clock: _Clock) -> dict[str, Any]:
+    """Have a first look at the reader's file; return what was seen.
+
+    It needs the engines, which are imported here: the processes that follow are forked from this
+    one, and would each import them anew.
+    """
+    for engine in ("cli", "sim.campaign"):
+        importlib.import_module(f"killproof_chaos.{engine}")
+    from killproof_chaos import grading_look
+
+    told = folder / "look.json"
+    try:
+        said = _forked(
+            lambda: grading_look.look(name, file, told),
+            folder / "look",
+            lambda since: clock.tell("the first look", 1.0, since),
+            cpu_seconds=LOOK_CPU_SECONDS_MAX,
+            wall_seconds=LOOK_WALL_SECONDS_MAX,
+            file=file,
+        )
+    except Endless as endless:
+        return {"problem": f"it never ends: {endless}", "is_unusable": False}
+    if not told.exists():
+        reason = said or "it ended its process: take the exit out of it"
+        return {"problem": f"{file} cannot be looked at: {reason}", "is_unusable": True}
+    seen: dict[str, Any] = json.loads(told.read_text(encoding="utf-8"))
+    return seen
+
+
+def _run(stage: Stage, argv: list[str], store: Path, clock: _Clock, file: str) -> dict[str, Any]:
+    """Run the command of a stage; return verdict.json.
+
+    Raises:
+        StageFailed: it has judged nothing.
+        Endless: the reader's code never came back.
+    """
+    from killproof import cli
+
+    def command() -> None:
+        sys.argv = [*argv, "--json", "--no-report", "--store", str(store)]
+        sys.argv[:2] = ["killproof", "chaos"]
+        sys.exit(cli.main())
+
+    said = _forked(
+        command,
+        store.with_name(f"{store.name}.log"),
+        lambda since: clock.tell(stage.what, stage.seconds, since),
+        cpu_seconds=CPU_SECONDS_MAX,
+        wall_seconds=WALL_SECONDS_MAX,
+        file=file,
+    )
+    try:
+        record: dict[str, Any] = json.loads((store / "verdict.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise StageFailed(said or "the command ended without a verdict") from None
+    return record
+
+
+def _forked(
+    function: Callable[[], None],
+    log: Path,
+    turn: Callable[[float], None],
+    *,
+    cpu_seconds: int,
+    wall_seconds: int,
+    file: str,
+) -> str:
+    """Run a function in a forked process until it ends; return the last line that it has said.
+
+    Raises:
+        Endless: it did not end in its time; the message names the line of the reader's file.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()  # What is not written yet would be written twice.
+    process = multiprocessing.get_context("fork").Process(
+        target=_inside, args=(function, log, cpu_seconds, wall_seconds)
+    )
+    process.start()
+    since = time.monotonic()
+    try:
+        while process.is_alive():
+            process.join(TURN_SECONDS)
+            turn(since)
+    finally:
+        _end(process)
+    lines = log.read_text(encoding="utf-8", errors="backslashreplace").splitlines()
+    if process.exitcode == -signal.SIGXCPU or _TIMEOUT in "\n".join(lines):
+        raise Endless(_place_of(lines, file))
+    return next((line for line in reversed(lines) if line.startswith("killproof: ")), "")
+
+
+#: What `faulthandler` writes when the time by the clock has ended.
+_TIMEOUT: Final = "Timeout ("
+_FRAME: Final = re.compile(r'  File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)')
+
+
+def _inside(function: Callable[[], None], log: Path, cpu_seconds: int, wall_seconds: int) -> None:
+    """Be the process: its own group, its own log, and an end in any case."""
+    os.setsid()
+    out = log.open("w", encoding="utf-8", errors="backslashreplace")
+    os.dup2(out.fileno(), 1)
+    os.dup2(out.fileno(), 2)
+    sys.stdout = sys.stderr = out
+    # Whoever loops is told by the kernel, and tells where; then the default action ends it.
+    faulthandler.register(signal.SIGXCPU, file=out, all_threads=False, chain=True)
+    faulthandler.dump_traceback_later(wall_seconds, exit=True, file=out)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (_used() + cpu_seconds, hard))
+    try:
+        function()
+    finally:
+        out.flush()
+
+
+def _used() -> int:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return round(used.ru_utime + used.ru_stime)
+
+
+def _end(process: multiprocessing.process.BaseProcess) -> None:
+    """See a process and all that it has started to their end."""
+    assert process.pid is not None, "it was started"
+    if process.is_alive():
+        process.terminate()  # The engines give back what they hold.
+        process.join(TERM_SECONDS)
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.join()
+
+
+def _place_of(lines: list[str], file: str) -> str:
+    """Return where a process was when its time ended, as far as its log tells."""
+    mine = Path(file).resolve()
+    for line in lines:
+        frame = _FRAME.fullmatch(line)
+        if frame is not None and Path(frame["file"]).resolve() == mine:
+            return f"line {frame['line']}, in {frame['name']}: give that loop an end"
+    return "look for a loop or a wait without an end"
+
+
+def _new_folder(name: str) -> Path:
+    Path(STORES).mkdir(exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix=f"grade-{name}-", dir=STORES))
