@@ -220,6 +220,36 @@ def test_a_place_that_nobody_was_told_of_yet_may_be_unseen(
     assert run.verdict("P22") == "pass"
 
 
+@pytest.mark.parametrize(
+    ("engine", "under_way", "verdict"),
+    [("sim", False, "violated"), ("sim", True, "pass"), ("proc", False, "pass")],
+)
+def test_a_place_that_a_reaper_freed_is_seen_once_every_call_of_a_simulated_run_has_ended(
+    producer: "Process", workers: "list[Process]", engine: str, under_way: bool, verdict: str
+) -> None:
+    """A reaper tells nobody what it took back; real processes may do so outside of any call."""
+    run = producer.run
+    run.facts["engine"] = engine
+    reached(producer, workers)
+    (lost,) = jobs(producer, "scrape")
+    workers[0].claims(lost)
+    run.strikes("kill", workers[0])
+    run.passes(600)
+    if under_way:
+        workers[1].invokes("claim")
+    run.commits(lost, "available")
+    workers[2].polls()
+    run.passes(20)
+    workers[2].polls()
+    run.passes(20)
+    if under_way:
+        workers[1].hears("ok")
+
+    finding = run.finding("P22")
+
+    assert finding.verdict == verdict, finding
+
+
 def reached(producer: "Process", workers: "list[Process]") -> None:
     """Let the limit be reached, and end what runs."""
     first, second = jobs(producer, "scrape", "sync")

@@ -327,13 +327,31 @@ def _committed_by(evidence: Evidence) -> list[int]:
 
     The audit's moment is that of the statement: who is stopped before his commit leaves the others
     to see what was before.  What somebody was told is committed, and so is all that stands before
-    it in the order of commits.
+    it in the order of commits.  Of the simulator every call is in the history: what none of those
+    told that were under way then is committed when the last of them has ended.
     """
     latest, found = evidence.t_last, []
+    knows_all = evidence.run.get("engine") == "sim"
     for change in reversed(evidence.changes):
-        latest = min(latest, *_answers(change), evidence.t_last)
+        ends = _ends_of_all(evidence, change) if knows_all else []
+        latest = min(latest, *_answers(change), *ends, evidence.t_last)
         found.append(latest)
     return found[::-1]
+
+
+def _ends_of_all(evidence: Evidence, change: Change) -> list[int]:
+    """Return when the last call had ended that was under way at a change; empty: one never did."""
+    moment = evidence.monotonic(change.t_ms)
+    latest = moment
+    for op in evidence.history.operations:
+        if op.t > moment + DOUBT_NS:
+            continue
+        killed = evidence.killed.get(op.pid)
+        end = op.t_end if op.t_end is not None or killed is None else killed.t
+        if end is None:
+            return []
+        latest = max(latest, end if end >= moment - DOUBT_NS else moment)
+    return [latest]
 
 
 def _answers(change: Change) -> list[int]:
