@@ -5,10 +5,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-from killproof import Queue
+from killproof import Host, Queue
 from killproof_chaos.gallery import Fault
 from killproof_chaos.targets.killproof_adapter import KillproofTarget
-from killproof_evidence.target import Host
 
 FAULT: Final = Fault(
     name="limit-never-given-back",

@@ -6,10 +6,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
+from killproof import Host
 from killproof_chaos.gallery import Fault
 from killproof_chaos.targets.hosted import HostedQueue
 from killproof_chaos.targets.killproof_adapter import LEASE_SECONDS, RETRY, KillproofTarget
-from killproof_evidence.target import Host
 
 FAULT: Final = Fault(
     name="limit-per-process",
