@@ -31,4 +31,4 @@ class OneFailureStopsAll(MinimalQueue):
     )
 
 
-target: Final = MinimalTarget(FAULT.name, OneFailureStopsAll, FAULT)
+target: Final = MinimalTarget(FAULT.name, OneFailureStopsAll, FAULT, promises={"P19": True})

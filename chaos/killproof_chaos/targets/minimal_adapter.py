@@ -32,8 +32,8 @@ HEARTBEAT_SECONDS: Final = 0.15
 
 CONTRACT: Final = Contract(
     promises={
-        # All but what it has not: a replay, a cancel, limits, workflows, a backup.
-        **{f"P{number}": True for number in range(2, 22) if number not in (13, 15)},
+        # Not: cancel (P15), limits, workflows, backups; that all get their turn (P19) few runs show.
+        **{f"P{number}": True for number in range(2, 22) if number not in (15, 19)},
         "P1": "power",
         "P6": "transaction",
     },
@@ -86,6 +86,7 @@ class MinimalTarget:
         queue: type[MinimalQueue],
         fault: Fault | None = None,
         worker: type["MinimalWorker"] | None = None,
+        promises: Mapping[str, bool | str] = MappingProxyType({}),
         parameters: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """Judge `queue` under this name; `fault` says what is wrong with it on purpose.
@@ -95,6 +96,7 @@ class MinimalTarget:
             queue: its own code.
             fault: of a broken one.
             worker: what its processes do, where it is this that is broken.
+            promises: of the contract, besides those of the control.
             parameters: of the contract, where it declares other bounds than the control.
         """
         self.sync_points = SYNC_POINTS - (fault.unreached if fault is not None else frozenset())
@@ -103,7 +105,11 @@ class MinimalTarget:
         self.fault = fault
         self._queue = queue
         self._worker = worker
-        self.contract = replace(CONTRACT, parameters={**CONTRACT.parameters, **parameters})
+        self.contract = replace(
+            CONTRACT,
+            promises={**CONTRACT.promises, **promises},
+            parameters={**CONTRACT.parameters, **parameters},
+        )
 
     def prepare(self, place: Path) -> None:
         """Make an empty queue."""
