@@ -32,7 +32,7 @@ HEARTBEAT_SECONDS: Final = 0.15
 
 CONTRACT: Final = Contract(
     promises={
-        # Not: cancel (P15), limits, workflows, backups; that all get their turn (P19) few runs show.
+        # Not cancel, limits, workflows, backups; and that all get their turn, few runs can show.
         **{f"P{number}": True for number in range(2, 22) if number not in (15, 19)},
         "P1": "power",
         "P6": "transaction",
