@@ -10,12 +10,15 @@ does differently is said in the test. Time passes by a millisecond with each rec
 """
 
 import json
+import os
+import re
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -36,6 +39,8 @@ EDGES = {
     "leased": ("succeeded", "retryable", "available", "scheduled", "dead", "cancelled"),
     "dead": ("available",),
 }
+#: What each history has shown, by test: `KILLPROOF_WITNESSES=write` writes it anew.
+WITNESSES: Final = Path(__file__).with_name("witnesses.jsonl")
 PARAMETERS = {
     "lease_ms": 500,
     "max_attempts": 3,
@@ -261,8 +266,9 @@ class Process:
 
 
 class Run:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, shown: "Shown | None" = None) -> None:
         self.folder = folder
+        self.shown = shown
         self.now = 1_000 * MS
         self.offset_ms = 0  # Of the wall clock that the processes are told.
         self.promises: dict[str, bool | str] = dict.fromkeys(PROMISE_NAMES[:21], True)
@@ -390,7 +396,10 @@ class Run:
 
     def finding(self, promise: str) -> Finding:
         """Run one checker over the store."""
-        return CHECKERS[promise](Evidence(self.store()))
+        finding = CHECKERS[promise](Evidence(self.store()))
+        if self.shown is not None:
+            self.shown.compare({promise: finding_as_record(finding)})
+        return finding
 
     def verdict(self, promise: str) -> str:
         return self.finding(promise).verdict
@@ -403,7 +412,11 @@ class Run:
         return finding.witnesses[0].story
 
     def judged(self, **how: Any) -> Verdict:
-        return judge(self.store(), **how)
+        verdict = judge(self.store(), **how)
+        if self.shown is not None and not how:
+            found = verdict.record["properties"].items()
+            self.shown.compare({n: property_as_record(p) for n, p in found if p["checked"]})
+        return verdict
 
 
 def snapshot(job: Job) -> dict[str, Any]:
@@ -418,14 +431,94 @@ def write(path: Path, records: list[dict[str, Any]]) -> None:
     path.write_text("".join(lines), encoding="utf-8")
 
 
+# --- What a reader is shown.
+
+
+class Shown:
+    """Holds what the checkers show in one test against what they showed when it was read.
+
+    Most tests ask for a verdict and a story. How many cases were looked at, which lines prove the
+    story and which job it names is what a person works with, and a checker that gets it wrong
+    would pass them all: it is kept in a file, as a whole, and compared here.
+    """
+
+    def __init__(self, test: str) -> None:
+        self._test, self._number = test, 0
+
+    def compare(self, found: Mapping[str, Any]) -> None:
+        self._number += 1
+        name = f"{self._test} #{self._number}"
+        kept = json.loads(json.dumps(found))
+        if os.environ.get("KILLPROOF_WITNESSES") == "write":
+            _known()[name] = kept
+        elif name in _known():
+            assert kept == _known()[name], (
+                f"{name}: this is not what {WITNESSES.name} has. If it is meant: "
+                "KILLPROOF_WITNESSES=write pytest tests/checkers, and read what git diff shows"
+            )
+
+
+@cache
+def _known() -> dict[str, Any]:
+    if not WITNESSES.exists():
+        return {}
+    with open(WITNESSES, encoding="utf-8") as file:
+        return dict(entry for line in file for entry in json.loads(line).items())
+
+
+def is_of_a_test(name: str) -> bool:
+    """Say whether the test of a kept entry is still there."""
+    file, _, test = name.partition("::")
+    path = WITNESSES.with_name(file)
+    return path.exists() and f"def {re.split(r'[[ ]', test)[0]}(" in path.read_text("utf-8")
+
+
+def finding_as_record(finding: Finding) -> dict[str, Any]:
+    record: dict[str, Any] = {"verdict": finding.verdict, "checked": finding.checked}
+    record |= {"figures": finding.figures} if finding.figures else {}
+    if finding.verdict == "unknown":
+        record["reason"] = finding.reason
+    if finding.violations:
+        record["violations"] = finding.violations
+        record["witnesses"] = [
+            [witness.job, witness.story, *(f"{file}:{line}" for file, line in witness.lines)]
+            for witness in finding.witnesses
+        ]
+    return record
+
+
+def property_as_record(found: Mapping[str, Any]) -> dict[str, Any]:
+    record = {name: value for name, value in found.items() if name != "witnesses"}
+    if found["witnesses"]:
+        record["witnesses"] = [
+            [w["job"], w["story"], *(f"{line['file']}:{line['line']}" for line in w["lines"])]
+            for w in found["witnesses"]
+        ]
+    return record
+
+
+@pytest.fixture(scope="session", autouse=True)
+def written_witnesses() -> Iterator[None]:
+    yield
+    if os.environ.get("KILLPROOF_WITNESSES") == "write":
+        kept = [(name, found) for name, found in sorted(_known().items()) if is_of_a_test(name)]
+        lines = (json.dumps({name: found}) + "\n" for name, found in kept)
+        WITNESSES.write_text("".join(lines), encoding="utf-8")
+
+
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def shown(request: pytest.FixtureRequest) -> Shown:
+    return Shown(f"{request.path.name}::{request.node.name}")
+
+
+@pytest.fixture
+def run(tmp_path: Path, shown: Shown) -> Run:
     """A run that has not begun."""
-    return Run(tmp_path / "store")
+    return Run(tmp_path / "store", shown)
 
 
 @pytest.fixture
-def new_run(tmp_path: Path) -> Callable[[], Run]:
+def new_run(tmp_path: Path, shown: Shown) -> Callable[[], Run]:
     """Make one run after another, for a guarantee that needs two."""
     numbers = iter(range(1_000))
-    return lambda: Run(tmp_path / f"store-{next(numbers)}")
+    return lambda: Run(tmp_path / f"store-{next(numbers)}", shown)
