@@ -124,6 +124,16 @@ def test_a_backup_that_is_not_whole_is_seen(run: "Run", producer: "Process") -> 
     assert run.story("P24") == "backup backup-0 is not whole: row 7 missing from index"
 
 
+def test_a_backup_that_a_later_one_has_replaced_is_seen(run: "Run", producer: "Process") -> None:
+    name = producer.backs_up()
+    producer.invokes("backup")
+    producer.hears("ok", value={"backup": name})
+
+    assert run.story("P24") == (
+        "backup backup-0 was made twice: the later one has replaced the earlier"
+    )
+
+
 def test_a_backup_that_nobody_has_opened_leaves_it_unknown(run: "Run", producer: "Process") -> None:
     producer.enqueues("a")
     producer.backs_up()

@@ -1,4 +1,4 @@
-"""P24: a backup opens, is whole, and holds what was acknowledged before it began."""
+"""P24: a backup opens, is whole, holds what was acknowledged before it began, and stays."""
 
 from collections.abc import Iterable
 
@@ -20,13 +20,17 @@ Made = tuple[Operation, Backup]
 
 
 def whole_backups(evidence: Evidence) -> Finding:
-    """P24: a backup opens, is whole, and holds every job acknowledged before it began."""
+    """P24: a backup opens, is whole, holds every job acknowledged before it began, and stays."""
     tally = Tally()
     made: list[Made] = []
+    named: dict[str, Operation] = {}
     for op in evidence.history.operations:
         if op.f != "backup" or op.type != "ok":
             continue
         name = op.value_end.get("backup") if isinstance(op.value_end, dict) else None
+        if (earlier := named.setdefault(str(name), op)) is not op:
+            story = f"backup {name} was made twice: the later one has replaced the earlier"
+            tally.violate(None, story, at(earlier), at_end(earlier), at(op), at_end(op))
         backup = evidence.backups.get(str(name))
         if backup is None:
             tally.missing(f"backup {name} was made, and nobody has opened it")
