@@ -32,8 +32,8 @@ HEARTBEAT_SECONDS: Final = 0.15
 
 CONTRACT: Final = Contract(
     promises={
-        # Not cancel, limits, workflows, backups; and that all get their turn, few runs can show.
-        **{f"P{number}": True for number in range(2, 22) if number not in (15, 19)},
+        # Not replay, cancel, limits, workflows, backups; nor P19, which few runs can show.
+        **{f"P{number}": True for number in range(2, 22) if number not in (13, 15, 19)},
         "P1": "power",
         "P6": "transaction",
     },
