@@ -296,3 +296,16 @@ def within(name: str, value: int, low: int, high: int) -> int:
     if not low <= value <= high:
         raise ValueError(f"--{name} {value} must be an integer from {low} to {high}")
     return value
+
+
+def points_of(text: str) -> int | None:
+    """Return how many points; None for all.
+
+    Raises:
+        ValueError: it is neither `all` nor a number from 1.
+    """
+    if text == "all":
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"--points {text!r} is neither all nor a number from 1")
+    return int(text)

@@ -4,6 +4,7 @@ Exit codes as everywhere: 0 no violation found, 1 violated, 2 unknown, 3 the har
 64 wrong usage.
 """
 
+import random
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -23,13 +24,18 @@ from killproof_chaos.command import (
     conclude,
     harness,
     new_store,
+    points_of,
     shown,
+    within,
 )
 from killproof_chaos.engines.crash import POINTS, Engine, Turn, operations_of
 from killproof_chaos.engines.crash_points import ERRORS, KILLS
 from killproof_chaos.report_crash import LETTERS, worst_of
 from killproof_evidence.store import Store
 
+SEED_MAX: Final = 2**32 - 1
+#: More would wait for each other on any machine.
+LANES_MAX: Final = 64
 LEGEND: Final = Text("  . pass  X violated  ? unknown  - no such failure", style="dim")
 
 
@@ -47,6 +53,13 @@ def crash(
     fail_fast: Annotated[
         bool, typer.Option(help="Stop at the first kill or error that breaks a promise.")
     ] = False,
+    points: Annotated[
+        str, typer.Option(help="So many points of each operation, drawn by the seed; or all.")
+    ] = "all",
+    seed: Annotated[int | None, typer.Option(help="Of a sample; drawn when not given.")] = None,
+    lanes: Annotated[
+        int | None, typer.Option(help="Points made at once; else what keeps the cores busy.")
+    ] = None,
     store: StoreOption = None,
     unknown: UnknownOption = None,
     junit: JunitOption = None,
@@ -61,11 +74,23 @@ def crash(
     if not kills and not errors:
         raise ValueError("--no-kills with --no-errors leaves nothing to do: give one of them")
     chosen = choose(targets.load(target), operation)
+    sample = points_of(points)
+    drawn = random.randrange(SEED_MAX) if seed is None else within("seed", seed, 0, SEED_MAX)
+    at_once = None if lanes is None else within("lanes", lanes, 1, LANES_MAX)
     ending = Ending(unknown=unknown, junit=junit, as_json=as_json, report=report)
     place = new_store(store, "crash", Path(target).stem)
     with harness(), shown(text_of) as show:
         engine = Engine(
-            target, chosen, place, show, kills=kills, errors=errors, fail_fast=fail_fast
+            target,
+            chosen,
+            place,
+            show,
+            kills=kills,
+            errors=errors,
+            fail_fast=fail_fast,
+            sample=sample,
+            seed=drawn,
+            lanes=at_once,
         )
         record = engine.run()
     conclude(

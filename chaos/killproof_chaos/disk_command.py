@@ -19,6 +19,7 @@ from killproof_chaos.command import (
     conclude,
     harness,
     new_store,
+    points_of,
     shown,
     within,
 )
@@ -96,19 +97,6 @@ def perform(judge: Callable[[disk.Show], dict[str, Any]], store: Store, ending: 
     has_points = (store.path / POINTS_FILE).exists()
     places = ending.page(write_report, store.path) if has_points else ()
     conclude(record, ending, rows=rows, figures=figures(record), places=places)
-
-
-def points_of(text: str) -> int | None:
-    """Return how many points; None for all.
-
-    Raises:
-        ValueError: it is neither `all` nor a number from 1.
-    """
-    if text == "all":
-        return None
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"--points {text!r} is neither all nor a number from 1")
-    return int(text)
 
 
 def policies_of(text: str) -> tuple[Policy, ...]:

@@ -53,6 +53,12 @@ def lent(purpose: str, *, bytes_min: int = 0, otherwise: Path | None = None) -> 
         _remove(place)
 
 
+def sweep(parent: Path = MEMORY) -> None:
+    """Remove the folders of processes that were killed."""
+    if parent.is_dir():
+        _remove_of_the_dead(parent)
+
+
 def _remove(place: Path) -> None:
     """Remove a folder; processes that are just being ended may still make a file in it."""
     for _ in range(REMOVALS_MAX):

@@ -18,6 +18,7 @@ older schema is opened.
 """
 
 import os
+import random
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -44,7 +45,7 @@ from killproof_chaos.engines.crash_process import last_line
 from killproof_chaos.engines.crash_scenarios import BY_NAME, SCENARIOS
 from killproof_chaos.shim.build import ShimUnavailable, build
 from killproof_chaos.stores import run_record
-from killproof_chaos.targets import load
+from killproof_chaos.targets import load, tell_seed
 from killproof_evidence.environment import environment
 from killproof_evidence.finding import PASS, UNKNOWN, VIOLATED, WITNESSES_MAX
 from killproof_evidence.judge import PROPERTIES, SCHEMA
@@ -93,6 +94,8 @@ class Engine:
         kills: bool = True,
         errors: bool = True,
         fail_fast: bool = False,
+        sample: int | None = None,
+        seed: int = 0,
         lanes: int | None = None,
     ) -> None:
         """Prepare a run.
@@ -107,6 +110,8 @@ class Engine:
             errors: whether calls are also made to fail.
             fail_fast: stop at the first point that breaks a promise; a run in which nothing
                 befalls the operation is no point.
+            sample: so many points of each operation, drawn; None: all.
+            seed: decides which are drawn.
             lanes: points made at once; None: as many as keep the cores busy.
         """
         self._name = name
@@ -117,6 +122,8 @@ class Engine:
         self._kills = kills
         self._errors = errors
         self._fail_fast = fail_fast
+        self._sample = sample
+        self._seed = seed
         # Each lane starts two interpreters, which a run that soon ends has no use for.
         per_core = 1 if fail_fast else LANES_PER_CORE
         self._lanes = lanes or per_core * len(os.sched_getaffinity(0))
@@ -135,6 +142,7 @@ class Engine:
         Raises:
             EngineFailed: a lane died; it says nothing of the queue.
         """
+        tell_seed(None if self._sample is None else self._seed)
         try:
             build()
         except ShimUnavailable as error:
@@ -182,8 +190,7 @@ class Engine:
             point
             for name in self._operations
             if name in self._counted
-            for point in self._points_of(self._counted[name])
-            if name != crash_life.WORK or point.fault in WORKERS_FAULTS
+            for point in self._chosen(name)
         ]
         first = [point for point in self._points if (point.number, point.fault) == (1, "before")]
         if not self._kills:
@@ -199,6 +206,22 @@ class Engine:
         if self._is_enough:
             made = {outcome.point for outcome in self._outcomes}
             self._points = [point for point in self._points if point in made]
+
+    def _chosen(self, name: str) -> list[Point]:
+        """Return the points of an operation, or a sample of them in their order.
+
+        The first kill is always among them: it tells how the file is without the operation.
+        """
+        points = [
+            point
+            for point in self._points_of(self._counted[name])
+            if name != crash_life.WORK or point.fault in WORKERS_FAULTS
+        ]
+        if self._sample is None or self._sample >= len(points):
+            return points
+        source = random.Random(f"{name} {self._seed}")
+        drawn = {0, *source.sample(range(1, len(points)), self._sample - 1)}
+        return [points[at] for at in sorted(drawn)]
 
     def _points_of(self, counted: Counted) -> list[Point]:
         points = points_of(counted, errors=self._errors)
@@ -293,7 +316,7 @@ class Engine:
             "schema": SCHEMA,
             "target": self._target.name,
             "engine": "crash",
-            "seed": None,
+            "seed": None if self._sample is None else self._seed,
             "level": "process",
             "verdict": VIOLATED if VIOLATED in words else UNKNOWN if because else PASS,
             "unknown_because": because,
@@ -301,7 +324,7 @@ class Engine:
             "faults": _tally(points),
             "coverage": self._coverage(points),
             "counts": _counts(points),
-            "exhausted": not unsure and not self._because and not self._is_enough,
+            "exhausted": self._sample is None and not (unsure or self._because or self._is_enough),
             "jobs": {},
             "recovery_ms": {},
             "files_in": str(self._files_in),
@@ -327,11 +350,13 @@ class Engine:
         options = {"--no-kills": not self._kills, "--no-errors": not self._errors}
         options["--fail-fast"] = self._fail_fast
         argv += [option for option, is_set in options.items() if is_set]
+        if self._sample is not None:
+            argv += ["--points", str(self._sample), "--seed", str(self._seed)]
         record = run_record(
             self._target,
             "crash",
             argv,
-            seed=None,
+            seed=None if self._sample is None else self._seed,
             started=self._started,
             problems=self._because,
         )
