@@ -237,15 +237,17 @@ def test_a_replay_of_another_story_that_breaks_nothing_is_unknown(
     assert "this is not the story" in changed.stderr
 
 
-def verdict_of(*rows: campaign.Row, scheduler: str = "dfs") -> dict[str, Any]:
+def verdict_of(
+    *rows: campaign.Row, scheduler: str = "dfs", target: str = "minimal"
+) -> dict[str, Any]:
     """What a campaign of these rows says, without its stories."""
     options = campaign.Options(
-        target="minimal", scenarios=tuple(row.scenario for row in rows), scheduler=scheduler
+        target=target, scenarios=tuple(row.scenario for row in rows), scheduler=scheduler
     )
     found = campaign.Campaign(
         options=options, rows={row.scenario: row for row in rows}, left_out={}
     )
-    return result._verdict(found, load("minimal").contract, Store(Path()))
+    return result._verdict(found, load(target).contract, Store(Path()))
 
 
 def row(scenario: str, **facts: Any) -> campaign.Row:
@@ -303,6 +305,27 @@ def test_promises_on_which_the_search_stopped_are_unknown_in_a_violated_run() ->
     assert found["P12"]["verdict"] == "pass"
     assert [found[n]["verdict"] for n in ("P1", "P4")] == ["unknown", "unknown"]
     assert "the search of claim ended at what broke there" in found["P4"]["reason"]
+
+
+def test_a_promise_that_a_scenario_has_a_check_of_its_own_for_is_judged_by_it() -> None:
+    """No checker judges workflows in this engine; the scenarios about them do."""
+    words = [
+        verdict_of(row("diamond", **facts), target="killproof")["properties"]["P23"]["verdict"]
+        for facts in ({}, {"passed": {"P23"}}, {"broken": {"P23"}})
+    ]
+
+    assert words == ["not_judged", "pass", "violated"]
+
+
+def test_the_store_of_a_found_schedule_has_the_contract_with_what_its_scenario_adds(
+    place: Path,
+) -> None:
+    asked = ("sim", "--target", "limit-per-process", "--scenario", "mutex")
+    chaos(*asked, "--no-report", "--store", str(place / "store"))
+
+    again = json.loads(chaos("check", str(place / "store"), "--json").stdout)["properties"]
+
+    assert again["P22"]["verdict"] == "violated"
 
 
 def test_a_search_that_goes_on_tells_each_promise_that_breaks_by_its_own_shortest_schedule(
