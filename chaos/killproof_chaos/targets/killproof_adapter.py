@@ -141,6 +141,8 @@ class KillproofTarget:
         " THEN json_object('id', NEW.key) ELSE NEW.payload END",
     )
 
+    #: What a worker works on.
+    recorded: type[RecordedQueue] = RecordedQueue
     runs = RunMapping(table="workflow_run", id="id", state="state", name="key")
 
     def prepare(self, place: Path) -> None:
@@ -196,7 +198,7 @@ class KillproofTarget:
 
             killproof_dispatcher.work(place / self.database, recorder, kinds_of(place), _host())
             return
-        queue = RecordedQueue(place / self.database, recorder, host=_host())
+        queue = self.recorded(place / self.database, recorder, host=_host())
         handlers = Handlers()
         for kind in kinds_of(place):
             handlers(kind, timeout=TIMEOUT_SECONDS)(play)
