@@ -70,6 +70,10 @@ class Lane:
         self._sound = place / "sound"
         self._trial: str | None = None  # Nobody has asked yet.
 
+    def close(self) -> None:
+        """End the process under the shim."""
+        self._striker.close()
+
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Make a template or a point."""
         if request["mode"] == "template":
@@ -365,9 +369,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # What a target prints must not stand between the answers.
-    lane = Lane(name, Path(templates), Path(place))
-    for line in iter(sys.stdin.buffer.readline, b""):
-        answers.write(json.dumps(lane.answer(json.loads(line))).encode() + b"\n")
+    with closing(Lane(name, Path(templates), Path(place))) as lane:
+        for line in iter(sys.stdin.buffer.readline, b""):
+            answers.write(json.dumps(lane.answer(json.loads(line))).encode() + b"\n")
 
 
 if __name__ == "__main__":

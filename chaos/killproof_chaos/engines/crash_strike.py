@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from killproof_chaos.engines import crash_life
 from killproof_chaos.engines.crash_points import Call
-from killproof_chaos.engines.crash_process import Ended, stop, wait, wait_while
+from killproof_chaos.engines.crash_process import Budget, Ended, stop, wait, wait_while
 from killproof_chaos.engines.crew import EngineFailed
 from killproof_chaos.shim.calls import ALL_KINDS, Action
 from killproof_chaos.shim.control import Control, Rule
@@ -22,6 +22,9 @@ from killproof_evidence.store import Store
 
 #: How long a process that was sent SIGKILL by the shim may take to be dead.
 DEATH_SECONDS: Final = 5.0
+#: How long a worker that has done its jobs may look for more, until it makes the call that is to
+#: be its last: how often it had looked when its calls were counted is chance.
+POLLS_SECONDS: Final = 2.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -91,6 +94,13 @@ class Striker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
+        self._are_victims_up = False
+
+    def close(self) -> None:
+        """End the process under the shim; whom it had forked dies with it."""
+        self._victims.kill()
+        self._victims.communicate()
+        self._control.close()
 
     def strike(self, store: Store, request: dict[str, Any]) -> Strike:
         """Have one process live by the request."""
@@ -99,11 +109,23 @@ class Striker:
         if operation == crash_life.WORK and not callable(getattr(self._target, "work", None)):
             with self._make_control(armed=True) as control:
                 return self._command(store, request, control)
+        self._wait_for_victims()
         control = self._control
         self._arm(control, request, armed=is_life)
         first = control.begun
         ended, stopped_ns = self._forked(store, request)
         return self._seen(control, request, first, ended, stopped_ns)
+
+    def _wait_for_victims(self) -> None:
+        """Wait for the first word of the process that forks the others.
+
+        It has a slot of the shim's as soon as its interpreter is loaded, which on a busy machine is
+        later than the first request: its own slot would then be taken for that of the process
+        that is to be struck, and no call of any would ever be met.
+        """
+        if not self._are_victims_up:
+            self._answer()
+            self._are_victims_up = True
 
     def _make_control(self, *, armed: bool) -> Control:
         return Control.create(
@@ -167,12 +189,15 @@ class Striker:
         self._arm(control, request, armed=True)
         has_work = crash_life.has_work(self._target, store)
         budget = crash_life.budget(self._target)
+        patience = Budget(
+            POLLS_SECONDS if request["mode"] != "count" else 0.0, crash_life.PASS_SECONDS_MAX
+        )
         pid = crash_life.start_worker(
             self._target, store, "child", argv=True, beneath=preload_environment(control)
         )
         ended = wait_while(
             pid,
-            lambda: not control.hits() and has_work() and budget.is_left(),
+            lambda: not control.hits() and (budget if has_work() else patience).is_left(),
             pause=crash_life.LOOK_SECONDS if request["mode"] == "count" else 0.002,
         )
         stopped_ns = 0

@@ -1,7 +1,8 @@
 """The process under the shim: forks those that are killed, or whose calls fail.
 
 It has imported everything, holds no connection, and reads one JSON object a line. A request names
-an operation; the child does what stands before it uncounted, and then the operation, counted.
+an operation; the child does what stands before it uncounted, and then the operation, counted. Its
+first line says that it is there: until then nobody knows which slot of the shim is the next one.
 
     python -m killproof_chaos.engines.crash_victim TARGET SUPERVISOR_PID
 """
@@ -128,6 +129,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     victims = Victims(load(name))
+    answers.write(json.dumps({"pid": os.getpid()}).encode() + b"\n")
     for line in iter(sys.stdin.buffer.readline, b""):
         pid = victims.spawn(json.loads(line))
         answers.write(json.dumps({"pid": pid}).encode() + b"\n")
