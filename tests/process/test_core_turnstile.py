@@ -18,7 +18,7 @@ from killproof import Queue
 from killproof.core import turnstile as turnstile_module
 from killproof.core.turnstile import Turnstile
 
-SECONDS_MAX = 20.0
+SECONDS_MAX = 60.0
 
 #: Takes the turnstile, says so, and keeps it until it is killed.
 HOLDER = """
@@ -65,6 +65,12 @@ def gate(request: pytest.FixtureRequest) -> bool:
     return request.param
 
 
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody goes on without the turnstile: whoever leaves it may be slow to get the CPU."""
+    monkeypatch.setattr(turnstile_module, "PATIENCE_SECONDS", 3 * SECONDS_MAX)
+
+
 def test_the_turn_is_one_writers_at_a_time(path: str, gate: bool) -> None:
     first, second = Turnstile(path, gate=gate), Turnstile(path, gate=gate)
     assert first.enter(0)
@@ -76,25 +82,26 @@ def test_the_turn_is_one_writers_at_a_time(path: str, gate: bool) -> None:
     second.close()
 
 
+@pytest.mark.usefixtures("patience")
 def test_a_waiting_writer_is_let_in_when_the_holder_leaves(path: str, gate: bool) -> None:
     """Covers F14."""
     first, second = Turnstile(path, gate=gate), Turnstile(path, gate=gate)
     assert first.enter(0)
     threading.Timer(0.02, first.leave).start()
 
-    assert second.enter(SECONDS_MAX) or second.enter(SECONDS_MAX)
+    assert second.enter(SECONDS_MAX)
     assert not first.enter(0)
     second.leave()
     first.close()
     second.close()
 
 
+@pytest.mark.usefixtures("patience")
 def test_no_wake_up_is_lost_between_trying_and_sleeping(
     path: str, gate: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The retries that cover a killed holder are put off, so that only a wake-up ends a wait."""
     monkeypatch.setattr(turnstile_module, "SLICE_SECONDS", 3 * SECONDS_MAX)
-    monkeypatch.setattr(turnstile_module, "PATIENCE_SECONDS", 3 * SECONDS_MAX)
     first, second = Turnstile(path, gate=gate), Turnstile(path, gate=gate)
 
     def take_turns(turnstile: Turnstile) -> None:
@@ -129,22 +136,6 @@ def test_a_caller_that_has_left_takes_no_turn(path: str, gate: bool) -> None:
         turnstile.close()
 
 
-def test_a_holder_waited_for_in_vain_is_not_waited_for_again(path: str, gate: bool) -> None:
-    """A stopped holder costs each connection one wait: a hundred would be over the deadline."""
-    holder, impatient = Turnstile(path, gate=gate), Turnstile(path, gate=gate)
-    assert holder.enter(0)
-    deadline = time.monotonic() + SECONDS_MAX
-    for _ in range(100):
-        assert not impatient.enter(SECONDS_MAX)
-        assert time.monotonic() < deadline
-
-    holder.leave()
-    assert impatient.enter(0)
-    impatient.leave()
-    holder.close()
-    impatient.close()
-
-
 class Futexes:
     """Passes the waits and wakes on to the kernel; notes how each wait ended."""
 
@@ -172,6 +163,26 @@ def futexes(monkeypatch: pytest.MonkeyPatch) -> Futexes:
     return found
 
 
+def test_a_holder_waited_for_in_vain_is_not_waited_for_again(
+    path: str, gate: bool, futexes: Futexes
+) -> None:
+    """A stopped holder costs each connection one wait, not one for each statement."""
+    holder, impatient = Turnstile(path, gate=gate), Turnstile(path, gate=gate)
+    assert holder.enter(0)
+    assert not impatient.enter(SECONDS_MAX)
+    waits = len(futexes.waits)
+    for _ in range(100):
+        assert not impatient.enter(SECONDS_MAX)
+
+    assert len(futexes.waits) == waits > 0
+    holder.leave()
+    assert impatient.enter(0)
+    impatient.leave()
+    holder.close()
+    impatient.close()
+
+
+@pytest.mark.usefixtures("patience")
 def test_a_leave_between_the_try_and_the_sleep_is_not_slept_through(
     path: str, gate: bool, futexes: Futexes
 ) -> None:
@@ -192,9 +203,13 @@ def test_a_leave_between_the_try_and_the_sleep_is_not_slept_through(
     other.close()
 
 
-def test_a_leaver_wakes_who_sleeps(path: str, gate: bool, futexes: Futexes) -> None:
+@pytest.mark.usefixtures("patience")
+def test_a_leaver_wakes_who_sleeps(
+    path: str, gate: bool, futexes: Futexes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turnstile_module, "SLICE_SECONDS", 3 * SECONDS_MAX)
     holder, other = Turnstile(path, gate=gate), Turnstile(path, gate=gate)
-    for _ in range(50):  # On a crowded machine a sleeper may time out before it is woken.
+    for _ in range(50):  # The holder may leave before the other is asleep.
         assert holder.enter(0)
         timer = threading.Timer(0.002, holder.leave)
         timer.start()
@@ -209,6 +224,7 @@ def test_a_leaver_wakes_who_sleeps(path: str, gate: bool, futexes: Futexes) -> N
     other.close()
 
 
+@pytest.mark.usefixtures("patience")
 def test_where_no_futex_can_be_had_a_waiter_looks_again_and_again(
     path: str, gate: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,6 +238,7 @@ def test_where_no_futex_can_be_had_a_waiter_looks_again_and_again(
     other.close()
 
 
+@pytest.mark.usefixtures("patience")
 def test_an_emptied_lock_file_costs_fairness_and_nothing_else(
     path: str, gate: bool, futexes: Futexes
 ) -> None:
@@ -229,12 +246,16 @@ def test_an_emptied_lock_file_costs_fairness_and_nothing_else(
     holder, other = Turnstile(path, gate=gate), Turnstile(path, gate=gate)
     assert holder.enter(0)
     os.truncate(f"{path}.turnstile", 0)
-    assert not other.enter(0.01)
-    assert set(futexes.waits) == {"EFAULT"}
-    holder.leave()
 
-    assert os.path.getsize(f"{path}.turnstile") == 4
+    def leave_at_second_wait() -> None:
+        if len(futexes.waits) == 1:
+            holder.leave()
+
+    futexes.before_wait = leave_at_second_wait
+
     assert other.enter(SECONDS_MAX)
+    assert futexes.waits[0] == "EFAULT"
+    assert os.path.getsize(f"{path}.turnstile") == 4
     other.leave()
     holder.close()
     other.close()
@@ -285,6 +306,7 @@ def test_a_killed_holder_frees_the_turnstile(path: str) -> None:
         assert queue.database.bypasses == 0
 
 
+@pytest.mark.usefixtures("patience")
 def test_a_holder_that_works_is_waited_for_and_not_bypassed(path: str) -> None:
     with Queue(path, durability="process") as queue:
         stop = threading.Event()

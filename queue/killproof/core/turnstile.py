@@ -165,7 +165,7 @@ class _Lock:
         if self._word is None:
             time.sleep(min(seconds, 0.001))
             return
-        limit = ctypes.byref(_Timespec(0, round(seconds * 1e9)))
+        limit = ctypes.byref(_Timespec(int(seconds), int(seconds % 1 * 1e9)))
         if _futex(ctypes.addressof(self._word), _FUTEX_WAIT, seen, limit) == errno.EFAULT:
             time.sleep(min(seconds, 0.001))
 
