@@ -3,18 +3,19 @@
 import os
 import select
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
 from killproof import Job, Queue
 
-SECONDS_MAX = 20.0
+SECONDS_MAX = 120.0
 
 #: Claims a job, says its fence, then does what it is told to: a line of Python on its input.
 WORKER = """
@@ -79,6 +80,12 @@ def worker(queue: Queue) -> Iterator[Worker]:
         found.end()
 
 
+def let_leases_run_out(queue: Queue) -> None:
+    """Move their ends in the file: no machine is so slow that they did before, or did not now."""
+    with closing(sqlite3.connect(queue.path, timeout=SECONDS_MAX)) as other, other:
+        other.execute("UPDATE job SET lease_deadline_ns = 1 WHERE state = 'leased'")
+
+
 def claim_when_claimable(queue: Queue) -> Job:
     """Wait as an idle worker does; return the job it gets."""
     deadline = time.monotonic() + SECONDS_MAX
@@ -112,10 +119,11 @@ def test_a_stopped_workers_job_is_taken_after_the_lease_and_its_outcome_is_refus
     queue: Queue,
 ) -> None:
     """Covers S2.34, F21."""
-    job_id = queue.enqueue("kind", 1, lease=0.4)
+    job_id = queue.enqueue("kind", 1, lease=86_400)
     with worker(queue) as zombie:
         os.kill(zombie.process.pid, signal.SIGSTOP)
         assert queue.reap() == 0
+        let_leases_run_out(queue)
         job = claim_when_claimable(queue)
         assert (job.id, job.fence, job.error_class) == (job_id, 2, "LeaseExpired")
         os.kill(zombie.process.pid, signal.SIGCONT)
@@ -138,13 +146,14 @@ def test_a_forked_child_that_outlives_its_parent_keeps_the_byte_and_the_lease_de
     queue: Queue,
 ) -> None:
     """A held byte proves nothing: late, never wrong."""
-    queue.enqueue("kind", 1, lease=0.5)
+    queue.enqueue("kind", 1, lease=86_400)
     with worker(queue) as parent:
         orphan = int(parent.ask(RAW_FORK))
         try:
             parent.process.kill()
             parent.process.wait()
             assert queue.reap() == 0
+            let_leases_run_out(queue)
             job = claim_when_claimable(queue)
             assert job.error_class == "LeaseExpired"
         finally:

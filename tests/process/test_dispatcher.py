@@ -19,7 +19,7 @@ import pytest
 
 from killproof import Queue
 
-SECONDS_MAX = 30.0
+SECONDS_MAX = 120.0
 
 JOBS = """
 import asyncio, os, time
@@ -50,7 +50,7 @@ def plain(context):
     say(context, "end")
 
 
-@handlers("blocks", timeout=0.2)
+@handlers("blocks", timeout=1.0)
 async def blocks(context):
     say(context, "start")
     time.sleep(3600)
@@ -193,8 +193,7 @@ def test_a_second_signal_gives_the_jobs_back_at_once_which_is_no_attempt(house: 
     dispatcher = house.start(grace=3600)
     house.until(lambda: bool(house.starts(dispatcher)))
     dispatcher.send_signal(signal.SIGTERM)
-    time.sleep(0.1)  # Two signals at once are one to the kernel.
-    dispatcher.send_signal(signal.SIGTERM)
+    dispatcher.send_signal(signal.SIGINT)  # Another one: two equal ones at once are one.
 
     assert dispatcher.wait(SECONDS_MAX) == 0
     job = house.queue.get(job_id)

@@ -9,7 +9,7 @@ import pytest
 
 from killproof import Job, Queue
 
-SECONDS_MAX = 20.0
+SECONDS_MAX = 120.0
 
 WORKER = """
 import asyncio, os, signal, sys, time
@@ -32,13 +32,13 @@ def plain(context):
 @handlers("async that sleeps")
 async def sleeps(context):
     note("start")
-    time.sleep(1.25)
+    time.sleep(context.payload)
     note("end")
 
 @handlers("computes")
 def computes(context):
     note("start")
-    until, n = time.monotonic() + 1.25, 0
+    until, n = time.monotonic() + context.payload, 0
     while time.monotonic() < until:
         n += 1
     note("end")
@@ -105,42 +105,36 @@ STOP = "sync.hook = stop_when_a_handler_has_ended"
 SILENT = "Heartbeat._renew = lambda *_: None"
 
 
-def runs_and_takeovers(place: Path, kind: str, *lines: str) -> tuple[list[str], int]:
-    """Run one job five times as long as its lease; count what others could take meanwhile."""
+def runs_and_takeovers(
+    place: Path, kind: str, *lines: str, lease: float, seconds: float
+) -> tuple[list[str], bool]:
+    """Run one job for longer than its lease; say whether another could take it, even at the end."""
     with Queue(place / "q.db", durability="process") as queue:
-        queue.enqueue(kind, 1, lease=0.25)
+        queue.enqueue(kind, seconds, lease=lease)
         worker = start(queue, STOP, *lines)
-        taken = 0
+        taken = False
         while worker.poll() is None:
-            if said(queue) and queue.wait(None, 0.02):
-                taken += queue.claim() is not None
+            if said(queue) and not taken and queue.wait(None, 0.02):
+                taken = queue.claim() is not None
         assert worker.returncode in (0, -9)
-        return said(queue), taken
+        return said(queue), taken or queue.claim() is not None
 
 
 @pytest.mark.parametrize("kind", ["async that sleeps", "computes"])
-def test_a_handler_that_blocks_for_five_leases_keeps_its_job(place: Path, kind: str) -> None:
+def test_a_handler_that_blocks_past_its_lease_keeps_its_job(place: Path, kind: str) -> None:
     """B98, B100: the heartbeat was a task on the very loop that it certifies.
 
     B19: or there was none, and the lease was written once.
     """
-    kept = (["start", "end"], 0)
-    for number in range(3):
-        # On a machine so crowded that a thread gets no turn for a sixth of a second, a lease of a
-        # quarter may be lost; a heartbeat that the handler blocks loses it every time.
-        (place / str(number)).mkdir()
-        found = runs_and_takeovers(place / str(number), kind)
-        if found == kept:
-            break
-
-    assert found == kept
+    # So long that a heartbeat on a crowded machine may come more than a second late.
+    assert runs_and_takeovers(place, kind, lease=2.0, seconds=2.6) == (["start", "end"], False)
 
 
 def test_a_heartbeat_that_the_handler_silences_is_seen_to_lose_the_job(place: Path) -> None:
     """B98, B100, B19, control."""
-    words, taken = runs_and_takeovers(place, "async that sleeps", SILENT)
+    found = runs_and_takeovers(place, "async that sleeps", SILENT, lease=0.25, seconds=1.25)
 
-    assert (words, taken) == (["start"], 1)
+    assert found == (["start"], True)
 
 
 # B134: stopped at any moment.
