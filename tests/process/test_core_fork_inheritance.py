@@ -99,7 +99,7 @@ def test_a_fork_waits_for_the_call_of_another_thread(place: Path) -> None:
         def hold() -> None:
             with queue.transaction():
                 inside.set()
-                leave.wait(10)
+                leave.wait(60)
 
         def refused() -> None:
             with pytest.raises(FileRefused):
@@ -107,12 +107,12 @@ def test_a_fork_waits_for_the_call_of_another_thread(place: Path) -> None:
 
         thread = threading.Thread(target=hold)
         thread.start()
-        inside.wait(10)
+        inside.wait(60)
         patience = connection.FORK_SECONDS
         try:
             connection.FORK_SECONDS = 0.01
             without = in_child(refused)
-            connection.FORK_SECONDS = 10.0
+            connection.FORK_SECONDS = 60.0
             threading.Timer(0.05, leave.set).start()
             with_patience = in_child(lambda: queue.enqueue("child", None))
         finally:

@@ -9,6 +9,7 @@ import importlib.util
 import os
 import re
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -72,22 +73,33 @@ def test_a_broken_row_does_not_hold_the_rows_behind_it(place: Path) -> None:
     assert example("importer").main(place) == (119, 1)
 
 
+#: The program kills itself when a row in the middle has been committed.
+KILLED_IN_THE_MIDDLE = """
+import os, pathlib, runpy, signal, sys
+from killproof.core import sync
+rows = 0
+def hook(point):
+    global rows
+    rows += point == "complete.committed"
+    if rows == 40:
+        os.kill(os.getpid(), signal.SIGKILL)
+sync.hook = hook
+runpy.run_path(sys.argv[1])["main"](pathlib.Path(sys.argv[2]))
+"""
+
+
 def test_an_importer_that_is_killed_in_the_middle_imports_every_row_once(place: Path) -> None:
     """Covers S0.1, S2.2. Method: SIGKILL after some rows; then the whole program once more."""
-    code = (
-        "import pathlib, runpy, sys\n"
-        "runpy.run_path(sys.argv[1])['main'](pathlib.Path(sys.argv[2]))\n"
-    )
-    command = [sys.executable, "-c", code, str(EXAMPLES / "importer.py"), str(place)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command = [
+        sys.executable,
+        "-c",
+        KILLED_IN_THE_MIDDLE,
+        str(EXAMPLES / "importer.py"),
+        str(place),
+    ]
+    killed = subprocess.run(command, capture_output=True, timeout=SECONDS_MAX)
     with Queue(place / "queue.db") as queue:
-        deadline = time.monotonic() + SECONDS_MAX
-        while queue.counts()["succeeded"] < 5:
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
-        process.kill()
-        process.wait()
-        assert queue.counts()["succeeded"] < 119, "it was killed in the middle"
+        assert (killed.returncode, queue.counts()["succeeded"]) == (-signal.SIGKILL, 40)
 
     assert example("importer").main(place) == (119, 1)
 

@@ -17,7 +17,7 @@ import pytest
 from killproof import Queue
 from killproof.backup import backup, restore
 
-SECONDS_MAX = 30.0
+SECONDS_MAX = 120.0
 #: Backups in a row under load; a campaign asks for more.
 BACKUPS = int(os.environ.get("KILLPROOF_TEST_BACKUPS", "3"))
 
@@ -119,7 +119,7 @@ def test_a_backup_under_load_holds_every_job_that_was_acknowledged_before_it(
                 assert copy.execute("SELECT 1 FROM job WHERE state = 'leased'").fetchone() is None
 
             assert set(before) <= held
-        assert len(acknowledged(place)) > len(before)  # They went on meanwhile.
+        until(lambda: len(acknowledged(place)) > len(before), "they go on")
 
 
 def test_a_backup_that_is_killed_leaves_no_file_that_looks_like_one(

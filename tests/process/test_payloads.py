@@ -15,9 +15,10 @@ import pytest
 from killproof import Queue
 from killproof.payloads import Payloads, Reference
 
-SECONDS_MAX = 30.0
+SECONDS_MAX = 120.0
 #: Jobs that have to be done while everybody is being killed.
 JOBS_MIN = 100
+JOBS_A_KILL = 6
 
 #: A few contents that come again and again, so that files come and go all the time.
 PRODUCER = """
@@ -111,10 +112,10 @@ def test_no_job_ever_misses_its_file_whoever_collects_and_whoever_is_killed(
         lines = [line.split() for line in said.read_text().split("\n")[:-1]]
         return sum(int(done) for done, _ in lines), sum(int(files) for _, files in lines)
 
-    end = time.monotonic() + SECONDS_MAX
     while totals()[0] < JOBS_MIN or totals()[1] < 15:
-        assert time.monotonic() < end, f"too slow: {totals()}"
-        time.sleep(0.15)
+        # The kills follow the work, not the clock: who is slow to start must come to it.
+        done = totals()[0]
+        until(lambda: totals()[0] >= done + JOBS_A_KILL)  # noqa: B023 - called at once
         number = chance.randrange(len(running))
         role, victim = running[number]
         assert victim.poll() is None, "an error ended it, and not us"

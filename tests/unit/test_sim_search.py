@@ -56,7 +56,7 @@ SCHEDULES_MAX = 1_500
 def test_a_broken_queue_is_found_and_its_token_shows_it_again(
     name: str, race: Scenario, promises: AbstractSet[str]
 ) -> None:
-    found = explore(load(name), race, Dfs(2), budget=Budget(schedules=SCHEDULES_MAX))
+    found = explore(load(name), race, Dfs(2), budget=Budget(seconds=None, schedules=SCHEDULES_MAX))
 
     assert found.violating == 1
     assert found.broken & promises
@@ -176,7 +176,7 @@ def test_a_schedule_gives_the_same_trace_on_a_new_stage_and_on_a_used_one(
     if name == "minimal" and race is COMPLETING:
         race = replace(race, jobs=tuple(replace(job, sink="log") for job in race.jobs))
     with Stage(load(name), race) as stage:
-        explore_stage(stage, Walk(seed=9, runs=20), budget=Budget(violations=None))
+        explore_stage(stage, Walk(seed=9, runs=20), budget=Budget(seconds=None, violations=None))
         used: list[Outcome | None] = [
             stage.play(Pct(3, seed=seed, runs=1), keeps_trace=True) for seed in range(3)
         ]
@@ -195,7 +195,8 @@ from killproof_chaos.sim.scenarios import COMPLETING, STALE_ACK
 from killproof_chaos.targets import load
 for seed in range(3):
     print(run_one(load("killproof"), COMPLETING, Pct(3, seed=seed, runs=1)).text())
-found = explore(load("ack-without-fence"), STALE_ACK, Dfs(1), budget=Budget(schedules=700))
+budget = Budget(seconds=None, schedules=700)
+found = explore(load("ack-without-fence"), STALE_ACK, Dfs(1), budget=budget)
 print(found.schedules, found.pruned, found.distinct, found.states, found.violations[0].token)
 """
 
@@ -219,7 +220,7 @@ def test_no_order_of_hashes_no_process_and_no_clock_shows_in_a_run() -> None:
 
 def test_a_store_that_a_schedule_left_behind_is_judged_alike(place: Path) -> None:
     with Stage(load("ack-without-fence"), STALE_ACK) as stage:
-        found = explore_stage(stage, Dfs(2), budget=Budget(schedules=SCHEDULES_MAX))
+        found = explore_stage(stage, Dfs(2), budget=Budget(seconds=None, schedules=SCHEDULES_MAX))
         (outcome,) = found.violations
         store = stage.write_store(place / "store", outcome)
 
