@@ -19,7 +19,7 @@ from killproof_bench.ledger import Account
 from killproof_bench.result import BenchResult, ClaimCard, from_json
 from killproof_bench.scenarios import claim, rows, stopped
 
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 120.0
 
 
 def bench(*arguments: str, place: Path) -> subprocess.CompletedProcess[str]:

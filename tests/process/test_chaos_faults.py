@@ -25,7 +25,7 @@ from killproof_evidence.history import HistoryWriter, read_history
 from killproof_evidence.records import RecordWriter, read_records
 from killproof_evidence.store import Store
 
-SECONDS_MAX = 30.0
+SECONDS_MAX = 120.0
 
 
 @dataclass(slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from killproof import KillproofError, Lease, OutcomeUnknown, Queue, StorageFaile
 # Since 3.12 Python warns of any fork beside threads; some tests are about just that.
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
 
-SECONDS_MAX = 30.0
+SECONDS_MAX = 120.0
 
 
 def run(code: str, *arguments: str) -> "subprocess.Popen[str]":

@@ -34,7 +34,7 @@ from killproof_chaos.shim.calls import SYNCS, File, Kind
 from killproof_chaos.shim.log import Begin, End, Note
 from killproof_evidence.store import Store, StoreError
 
-SECONDS_MAX = 90.0
+SECONDS_MAX = 120.0
 SMALL = ("--points", "40", "--jobs", "40", "--seed", "3")
 COMMAND = [sys.executable, "-m", "killproof", "chaos"]
 UNSYNCED = Path(__file__).with_name("unsynced.py")

@@ -20,7 +20,7 @@ import pytest
 from killproof import Queue
 from killproof.limits import Limits
 
-SECONDS_MAX = 30.0
+SECONDS_MAX = 120.0
 WORKERS = 3
 
 JOBS = """

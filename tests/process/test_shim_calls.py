@@ -30,7 +30,7 @@ try:
 except ShimUnavailable as unavailable:
     pytest.skip(str(unavailable), allow_module_level=True)
 
-DEADLINE_SECONDS = 30.0
+DEADLINE_SECONDS = 120.0
 
 #: Three writes of three bytes, one sync; the folder is argv[1].
 THREE_WRITES = """

@@ -28,7 +28,7 @@ try:
 except ShimUnavailable as unavailable:
     pytest.skip(str(unavailable), allow_module_level=True)
 
-SECONDS_MAX = 30.0
+SECONDS_MAX = 120.0
 ACKS_BEFORE = 4
 #: What a process goes on to try after the failure, and is refused.
 TRIES_AFTER = 25

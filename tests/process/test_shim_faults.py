@@ -24,7 +24,7 @@ try:
 except ShimUnavailable as unavailable:
     pytest.skip(str(unavailable), allow_module_level=True)
 
-DEADLINE_SECONDS = 30.0
+DEADLINE_SECONDS = 120.0
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ try:
 except ShimUnavailable as unavailable:
     pytest.skip(str(unavailable), allow_module_level=True)
 
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 120.0
 PROCESSES = 4
 
 #: Enqueues, and notes each acknowledgement; every third job is claimed and acknowledged too.

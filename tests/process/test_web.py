@@ -25,7 +25,7 @@ from killproof.limits import Limits
 from killproof.schedule import Schedules
 from killproof.workflow import Workflow, Workflows
 
-SECONDS_MAX = 20.0
+SECONDS_MAX = 120.0
 CHROMIUM = os.environ.get("KILLPROOF_CHROMIUM") or shutil.which("chromium")
 #: The rules of WCAG 2.1, levels A and AA, contrast among them, and what is good practice.
 RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]}

@@ -21,7 +21,7 @@ from killproof.heartbeat import Tenure
 from killproof.worker import Context
 from killproof.workflow import Workflow, Workflows
 
-SECONDS_MAX = 30.0
+SECONDS_MAX = 120.0
 
 #: Each step says its name, and waits for the file `go` where the file `NAME.waits` is.
 FLOWS = """

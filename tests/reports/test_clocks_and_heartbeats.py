@@ -22,7 +22,7 @@ from killproof import Host, Job, Lease, LeaseLost, ManualClock, Queue, worker
 from killproof.heartbeat import Heartbeat, Tenure
 from killproof.worker import Handlers, Worker
 
-SECONDS_MAX = 20.0
+SECONDS_MAX = 120.0
 HOUR = 3_600
 Made = type[Queue]
 

@@ -31,7 +31,7 @@ from killproof.maintenance import Check, doctor
 from killproof_chaos.summary import figures
 from killproof_evidence import environment, evidence
 
-SECONDS_MAX = 20.0
+SECONDS_MAX = 120.0
 
 
 def found(checks: list[Check], name: str) -> Check:

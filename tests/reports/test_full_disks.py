@@ -13,7 +13,7 @@ import pytest
 
 from killproof import Queue, StorageFull
 
-SECONDS_MAX = 20.0
+SECONDS_MAX = 120.0
 
 #: Notes each try to claim, each start and each end outside of the small disk.
 WORKER = """

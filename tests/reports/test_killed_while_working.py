@@ -19,7 +19,7 @@ from killproof import Host, Job, Lease, Queue
 from killproof.core import host
 from killproof.core.database import Transaction
 
-SECONDS_MAX = 20.0
+SECONDS_MAX = 120.0
 
 
 def unchecked(path: str) -> sqlite3.Connection:

@@ -16,7 +16,7 @@ from killproof.explain import RULES, Rule, explain, order
 from killproof.limits import Limits
 from killproof.limits_aging import age
 
-SECONDS_MAX = 20.0
+SECONDS_MAX = 120.0
 Made = type[Queue]
 
 

@@ -18,7 +18,7 @@ from killproof import DatabaseBusy, Host, KillproofError, Lease, ManualClock, Qu
 from killproof.core import database
 from killproof.core.database import Database
 
-SECONDS_MAX = 30.0
+SECONDS_MAX = 120.0
 
 
 class Connection(sqlite3.Connection):

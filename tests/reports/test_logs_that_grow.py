@@ -21,7 +21,7 @@ from killproof.core.connection import Handle
 from killproof.core.database import Database
 from killproof.maintenance import Check, doctor
 
-SECONDS_MAX = 20.0
+SECONDS_MAX = 120.0
 KEPT_BYTES = 640 << 10
 GROWTH_BYTES = 40 << 10
 #: What one enqueue below adds to the log, about: its payload, and some pages around it.

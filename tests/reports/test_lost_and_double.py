@@ -19,7 +19,7 @@ import pytest
 from killproof import Host, Lease, LeaseLost, ManualClock, Queue
 from killproof.core.database import Transaction
 
-SECONDS_MAX = 20.0
+SECONDS_MAX = 120.0
 Made = type[Queue]
 
 

@@ -26,7 +26,7 @@ from killproof.core.database import Transaction
 from killproof.schedule import Schedules, key_of
 from killproof.schedule_times import Cron, Due, Interval
 
-SECONDS_MAX = 20.0
+SECONDS_MAX = 120.0
 MINUTE_MS = 60_000
 Clocked = tuple[Queue, ManualClock, Schedules]
 

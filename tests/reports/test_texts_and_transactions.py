@@ -18,7 +18,7 @@ from killproof.core import model
 from killproof.core.model import PAYLOAD_BYTES_MAX
 from killproof.payloads import Payloads
 
-SECONDS_MAX = 20.0
+SECONDS_MAX = 120.0
 Made = type[Queue]
 
 

@@ -17,7 +17,7 @@ from killproof import Host, Lease, LeaseLost, ManualClock, Queue
 from killproof.core.jobs import _Identity
 from killproof.core.liveness import Liveness
 
-SECONDS_MAX = 30.0
+SECONDS_MAX = 120.0
 
 
 def fails(check: Callable[..., None], *values: Any) -> bool:

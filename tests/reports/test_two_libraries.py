@@ -12,7 +12,7 @@ import pytest
 
 from killproof import DatabaseBusy, Queue, checklist, libraries
 
-SECONDS_MAX = 20.0
+SECONDS_MAX = 120.0
 
 #: Opens the file with the other library, takes the write lock, and puts a row in when told so.
 OTHER = """
