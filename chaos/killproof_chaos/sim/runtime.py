@@ -26,7 +26,8 @@ from typing import Any, Final, Protocol
 from greenlet import GreenletExit, getcurrent, greenlet
 
 #: Where the virtual clocks begin; the wall clock is some moment of 2023, the other 1,000 s of life.
-WALL_MS: Final = 1_700_000_000_000
+#: No whole second: a queue that cuts off the milliseconds would else be right by chance.
+WALL_MS: Final = 1_700_000_000_600
 START_NS: Final = 1_000_000_000_000
 #: A root's letter has a capital, and one more life is the stage's own.
 ACTORS_MAX: Final = 25

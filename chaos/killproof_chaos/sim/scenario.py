@@ -10,6 +10,7 @@ on calling the target's own client, so a scenario reads like the worker that it 
 """
 
 import asyncio
+import math
 import sqlite3
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -67,6 +68,7 @@ class Actor:
         self._file = f"history/{life.name}.jsonl"
         self.client = client  #: the target's own, for what has no method here
         self.ids: dict[str, Any] = {}  #: harness id -> the queue's, of the jobs that it knows
+        self.lease = math.inf  #: seconds of one, as the contract has it
         self.calls_left: int | None = None  #: then it ends, in order; None: as its function does
 
     @property
