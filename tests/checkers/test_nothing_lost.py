@@ -446,6 +446,16 @@ def test_a_lock_error_within_the_busy_limit_is_seen(run: "Run") -> None:
     assert "met a lock error after 1 ms" in run.story("P16")
 
 
+def test_a_file_that_was_broken_for_a_moment_is_seen_in_what_its_clients_were_told(
+    run: "Run",
+) -> None:
+    _, worker, done = worked_off(run)
+    worker.invokes("ack", job=done, fence=1)
+    worker.hears("info", value={"error": "DatabaseError: database disk image is malformed"})
+
+    assert "ack of process w1 was told that the file is broken" in run.story("P16")
+
+
 def test_a_lock_error_after_the_busy_limit_is_declared(run: "Run") -> None:
     producer, _, _ = worked_off(run)
     producer.invokes("enqueue", value={"id": "b"})

@@ -68,11 +68,15 @@ def finish(
     shutil.copytree(place, store.db, ignore=_left_out, dirs_exist_ok=True)
     copy = store.db / database.name
     durability = None
-    if target.audit is not None:
-        dump_audit(copy, target.audit, store.audit, mix.runs_of(target, mix.read(store.db)))
-        _dump_effects(copy, store)
-        durability = _durability(copy)
-    store.write_snapshot(target.snapshot(store.db))
+    try:
+        if target.audit is not None:
+            dump_audit(copy, target.audit, store.audit, mix.runs_of(target, mix.read(store.db)))
+            _dump_effects(copy, store)
+            durability = _durability(copy)
+        store.write_snapshot(target.snapshot(store.db))
+    except sqlite3.DatabaseError as error:
+        # A file that SQLite refuses is evidence too: P16 looks at the copy.
+        run["problems"].append(f"the file could not be read at the end: {error}")
     _read_backups(target, store, place, copy, run)
     _write_recovery(store)
     shutil.rmtree(place)

@@ -34,6 +34,8 @@ from killproof_chaos.shim.control import Control
 from killproof_chaos.shim.environment import preload_environment
 from killproof_chaos.stores import run_record
 from killproof_evidence.contract import TERMINAL
+from killproof_evidence.finding import VIOLATED
+from killproof_evidence.judge import PROPERTIES, judge
 from killproof_evidence.store import Store
 from killproof_evidence.target import Target
 
@@ -74,6 +76,10 @@ class Progress:
 
 
 Show = Callable[[Progress], None]
+
+
+class _TooManyDeaths(EngineFailed):
+    """Processes end unasked: they cannot even start, or the queue has broken what they need."""
 
 
 class Engine:
@@ -123,6 +129,7 @@ class Engine:
         self._crew = Crew(self._store, self._place, self._options.target, board, beneath=beneath)
         self._crew.are_workers_silent = not coverage.phases_of(self._target)
         interrupted = drained = False
+        given_up: _TooManyDeaths | None = None
         reason = ""
         try:
             self._start()
@@ -133,6 +140,9 @@ class Engine:
             except KeyboardInterrupt:
                 interrupted = True
                 self._nemesis.heal()
+            except _TooManyDeaths as deaths:
+                given_up = deaths
+                self._nemesis.heal()
             self._stop(STOP_SECONDS_MAX if not interrupted else STOP_SECONDS_MAX / 5)
             starved = watch.stop()
         finally:
@@ -142,7 +152,7 @@ class Engine:
                 self._shim.close()
             shutil.rmtree(self._wire)
         self._tell("judge", force=True)
-        return finish(
+        found = finish(
             self._target,
             self._store,
             self._place,
@@ -168,6 +178,9 @@ class Engine:
             }
             | starved,
         )
+        if given_up is not None and not _is_judged(self._store):
+            raise given_up
+        return found
 
     def _make_shim(self) -> Control | None:
         """Make the memory that the shim shares, where a chosen nemesis needs it.
@@ -360,10 +373,10 @@ class Engine:
         if not self._nemesis.on_end(process):
             self._deaths += 1
             self._problems.append(f"{process.name} ended with status {process.status}, unasked")
-            if self._deaths > DEATHS_MAX:
+            if self._deaths > DEATHS_MAX and not self._finishing:
                 log = self._store.path / "logs" / f"{process.base}.log"
                 words = last_line(last_words(log.parent, log.name))
-                raise EngineFailed(
+                raise _TooManyDeaths(
                     f"processes end by themselves again and again, {process.name} with "
                     f"{words!r}; see {log}"
                 )
@@ -421,3 +434,12 @@ class Engine:
                 counts=self._counts,
             )
         )
+
+
+def _is_judged(store: Store) -> bool:
+    """Say whether the queue broke a promise before its processes could not go on.
+
+    Promises of time do not count: a worker that cannot even start keeps none of those either.
+    """
+    found = judge(store, write=False).record["properties"]
+    return any(found[one.number]["verdict"] == VIOLATED for one in PROPERTIES if not one.time_bound)

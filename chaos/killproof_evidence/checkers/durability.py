@@ -11,6 +11,8 @@ from killproof_evidence.history import Operation
 
 #: Texts under which SQLite's locks reach a client, whatever the queue wraps them in.
 LOCK_ERROR = re.compile(r"database (table )?is locked|SQLITE_BUSY|SQLITE_LOCKED|DatabaseBusy")
+#: And those of a file that is broken, or was while somebody looked.
+CORRUPT_ERROR = re.compile(r"disk image is malformed|not a database|SQLITE_(CORRUPT|NOTADB)")
 #: How long a call may wait for the lock before its error is the declared one, ms.
 BUSY_MS_DEFAULT = 30_000
 
@@ -222,7 +224,7 @@ def conservation(evidence: Evidence) -> Finding:
 
 
 def integrity(evidence: Evidence) -> Finding:
-    """P16: integrity_check and foreign keys hold, and no lock error reached a client."""
+    """P16: integrity_check and foreign keys hold; no client met a lock error or a broken file."""
     tally = Tally()
     files = evidence.integrity()
     if not files:
@@ -236,6 +238,9 @@ def integrity(evidence: Evidence) -> Finding:
         if op.type == "ok" or op.value_end is None:
             continue
         end = op.value_end if isinstance(op.value_end, dict) else {"error": op.value_end}
+        if CORRUPT_ERROR.search(str(end.get("error", ""))):
+            story = f"{op.f} of process {op.process} was told that the file is broken"
+            tally.violate(op.job, story, at(op), at_end(op))
         # A caller may ask for less patience, as a worker does that was told to stop.
         limit_ms = min(busy_ms, end.get("limit_ms", busy_ms))
         if LOCK_ERROR.search(str(end.get("error", ""))) and _waited_ms(evidence, op) < limit_ms:
