@@ -16,6 +16,7 @@ FAULT: Final = Fault(
     right="the claim leases; the ack, after the handler, marks the job succeeded",
     engine="crash",
     options=("--operation", "claim", "--no-errors", "--fail-fast"),
+    seen=("mozilla/treeherder#4748",),
     also=frozenset({"P5", "P6"}),
     unreached=frozenset(
         f"{operation}.{moment}"

@@ -17,6 +17,7 @@ FAULT: Final = Fault(
     right="one UPDATE of the state, or both statements in one transaction",
     engine="crash",
     options=("--operation", "dead_letter", "--no-errors", "--fail-fast"),
+    seen=("Chetan0e/Verath#105",),
     also=frozenset({"P14"}),
 )
 #: The move itself is this queue's way, and in one transaction it would do no harm.

@@ -16,6 +16,8 @@ FAULT: Final = Fault(
     engine="proc",
     options=("--seconds", "2", "--nemesis", "none", "--workers", "4"),
     seconds=10,
+    seen=("senigami/audiobook-studio#246", "gem/oq-engine#11752"),
+    articles=("F45",),
     control="killproof",
 )
 
@@ -38,6 +40,8 @@ class CopiesWithoutLog(KillproofTarget):
     name = FAULT.name
     broken = True
     fault = FAULT
+    #: Large payloads lie beside the file: a copy without them would be another fault.
+    capabilities = frozenset({"backup"})
 
     def client(self, place: Path) -> KillproofClient:
         """Open the queue for a producer that copies files."""

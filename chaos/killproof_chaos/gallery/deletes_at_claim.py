@@ -3,7 +3,7 @@
 import json
 from typing import Final
 
-from killproof_chaos.gallery import SHORT, Fault
+from killproof_chaos.gallery import Fault
 from killproof_chaos.targets.minimal_adapter import MinimalTarget
 from killproof_chaos.targets.minimal_queue import Lease, MinimalQueue, now_ms
 
@@ -13,9 +13,9 @@ FAULT: Final = Fault(
     promise="P1",
     kind="work held in memory: a crash between taking and finishing loses it",
     right="UPDATE job SET state = 'leased', deadline_ns = ?: the row stays while its job runs",
-    engine="proc",
-    options=SHORT,
-    seconds=10,
+    engine="crash",
+    options=("--operation", "claim", "--no-errors", "--fail-fast"),
+    seen=("coleifer/huey#559", "coleifer/huey#571"),
     unreached=frozenset(f"extend.{m}" for m in ("begin", "locked", "written", "committed")),
 )
 

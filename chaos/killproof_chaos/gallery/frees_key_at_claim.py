@@ -14,6 +14,7 @@ FAULT: Final = Fault(
     right="the key stays with its job until that has ended",
     engine="sim",
     options=("--scenario", "unique-key"),
+    seen=("zoolutions/sidekiq-unique-jobs#711",),
 )
 
 

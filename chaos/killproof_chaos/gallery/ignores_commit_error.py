@@ -18,6 +18,7 @@ FAULT: Final = Fault(
     right="an error at COMMIT reaches the caller, as 'perhaps'",
     engine="crash",
     options=("--operation", "enqueue", "--no-kills", "--fail-fast"),
+    seen=("acid-state/acid-state#175",),
 )
 
 

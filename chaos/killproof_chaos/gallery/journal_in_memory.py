@@ -17,6 +17,7 @@ FAULT: Final = Fault(
     right="PRAGMA journal_mode = wal: a commit is in the file whole, or not at all",
     engine="crash",
     options=("--operation", "ack", "--no-errors", "--fail-fast"),
+    seen=("DeusData/codebase-memory-mcp#67", "tphakala/birdnet-go#429"),
     also=frozenset({"P6", "P7", "P14"}),
 )
 

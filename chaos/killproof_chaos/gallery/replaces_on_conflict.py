@@ -15,6 +15,7 @@ FAULT: Final = Fault(
     right="SELECT id FROM job WHERE key = ? first: who has the key keeps it",
     engine="sim",
     options=("--scenario", "unique-key"),
+    seen=("cashubtc/cdk#620",),
     also=frozenset({"P12", "P14"}),
 )
 

@@ -18,6 +18,7 @@ FAULT: Final = Fault(
     right="the key is a column of the job, or a row in the same transaction",
     engine="crash",
     options=("--operation", "enqueue", "--no-errors", "--fail-fast"),
+    seen=("artefactual/archivematica#2352",),
 )
 
 

@@ -14,6 +14,7 @@ FAULT: Final = Fault(
     right="what the handler raises goes to the nack, which schedules a retry or buries the job",
     engine="sim",
     options=("--scenario", "nack"),
+    seen=("schmittjoh/JMSJobQueueBundle#26",),
     also=frozenset({"P5"}),
 )
 
