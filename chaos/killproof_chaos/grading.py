@@ -51,6 +51,8 @@ SEEDS: Final = (11, 12, 13)
 #: Engines whose runs depend on a seed: there a pass once may be luck.
 DRAWN: Final = frozenset({"proc", "disk"})
 STORY_LINES_MAX: Final = 40
+#: Of a line of evidence: enough to find it, and no payload.
+LINE_CHARS_MAX: Final = 100
 
 #: The general check: the races that every queue meets, a power cut at 20 points, a kill at every
 #: file call of an ack with an effect; and real processes, where nothing else can be judged.
@@ -177,7 +179,7 @@ def grade(fault: Fault, file: str, show: Show = lambda _turn: None) -> Grade:
 def catching(fault: Fault) -> list[Stage]:
     """Return what must catch a broken queue: its own command, with several seeds."""
     what = f"what catches {fault.name} ({fault.engine})"
-    options = tuple(each for each in fault.options if each != "--fail-fast")
+    options = fault.options
     one = Stage(
         what=what, engine=fault.engine, argv=options, must_pass=(fault.promise,),
         seconds=fault.seconds,
@@ -309,7 +311,7 @@ def _story(record: Mapping[str, Any], number: str) -> Iterator[str]:
     for witness in witnesses[:1]:
         yield one_line(witness["story"])
         for line in witness["lines"]:
-            yield f"  {line['file']}  {one_line(line['text'])}"
+            yield f"  {line['file']}  {one_line(line['text'])[:LINE_CHARS_MAX]}"
 
 
 # The processes of the reader's code.
