@@ -51,6 +51,19 @@ def test_a_target_that_exits_in_the_middle_of_a_run_is_no_pass(place: Path) -> N
     assert "the target's code ended the harness" in done.stderr
 
 
+def test_workers_that_cannot_even_start_say_nothing_of_the_queue(place: Path) -> None:
+    ends = "    def work(self, place):\n        raise RuntimeError('no such table')\n\n\ntarget ="
+    (place / "starts.py").write_text(HEALTHY.format(prepare="pass").replace("target =", ends))
+    done = chaos(
+        place, "run", "--target", "starts.py", "--seconds", "1", "--nemesis", "none",
+        "--workers", "8", "--store", "run",
+    )  # fmt: skip
+
+    assert done.returncode == FAILED
+    assert "processes end by themselves again and again" in done.stderr
+    assert "RuntimeError: no such table" in done.stderr
+
+
 def test_what_a_target_prints_does_not_stand_between_the_answers(place: Path) -> None:
     (place / "prints.py").write_text(HEALTHY.format(prepare="print('noise')"))
     done = chaos(

@@ -16,6 +16,7 @@ FAULT: Final = Fault(
     engine="crash",
     options=("--operation", "claim", "--no-errors", "--fail-fast"),
     seen=("coleifer/huey#559", "coleifer/huey#571"),
+    also=frozenset({"P5", "P7"}),
     unreached=frozenset(f"extend.{m}" for m in ("begin", "locked", "written", "committed")),
 )
 
