@@ -12,8 +12,8 @@ from killproof_chaos.targets.minimal_queue import MinimalQueue
 
 FAULT: Final = Fault(
     name="drops-file-locks",
-    wrong="each transaction opens and closes the -shm file, and with that the kernel drops the locks "
-    "which the process has on it: two processes write at once",
+    wrong="each transaction opens and closes the -shm file, which drops the locks that its process "
+    "has on it: two processes write at once",
     promise="P16",
     kind="POSIX locks belong to the process: any close() of any descriptor of the file drops them",
     right="what is inside the files is asked of SQLite, never of open()",
