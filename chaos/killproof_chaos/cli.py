@@ -24,6 +24,7 @@ from killproof_chaos import (
     gallery_command,
     model_command,
     plan,
+    power_command,
     sim_command,
     targets,
     workload,
@@ -66,6 +67,7 @@ app.command("disk")(disk_command.cut)
 app.command("crash")(crash_command.crash)
 app.command("gallery")(gallery_command.show)
 app.command("model")(model_command.search)
+app.command("power")(power_command.measure)
 app.command("sim")(sim_command.explore)
 
 
