@@ -173,7 +173,7 @@ def test_a_panel_that_fails_is_shown_again_and_nothing_else_notices(queue: Queue
     """F2: reporting never stops the work."""
     failing = Failing([OSError("broken pipe"), ValueError("drawn wrongly")])
     with Showing(queue, failing):
-        assert failing.shown.wait(10)
+        assert failing.shown.wait(60)
 
 
 def test_a_failed_disk_ends_the_panel_and_is_told(queue: Queue) -> None:
@@ -186,7 +186,7 @@ def test_a_failed_disk_ends_the_panel_and_is_told(queue: Queue) -> None:
 
     failing = Failing([StorageFailed("EIO")])
     with Showing(queue, failing, on_storage_failed=tell):
-        assert over.wait(10)
+        assert over.wait(60)
 
     assert not failing.shown.is_set()
     assert len(told) == 1

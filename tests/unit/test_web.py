@@ -210,7 +210,7 @@ def test_what_waits_for_its_turn_never_begins_when_the_server_stops(
             while not site.site._actions_waiting:
                 await asyncio.sleep(0)
             closing = asyncio.create_task(asyncio.to_thread(site.site.close))
-            await asyncio.wait([asking], timeout=10)
+            await asyncio.wait([asking], timeout=60)
             is_cancelled = asking.done() and asking.cancelled()
             busy.set()
             await closing
@@ -901,7 +901,7 @@ def test_a_client_that_is_late_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> No
                     client.sendall(text)  # And then it says and takes nothing more.
                     while not state.connections:
                         await asyncio.sleep(0)
-                    async with asyncio.timeout(10):
+                    async with asyncio.timeout(60):
                         while state.connections:
                             await asyncio.sleep(0.001)
                 lost.append(True)
@@ -938,7 +938,7 @@ def with_feed(queue: Queue, work: Callable[[Feed], Awaitable[None]]) -> Feed:
             thread.shutdown()
         return feed
 
-    return asyncio.run(asyncio.wait_for(run(), 30))
+    return asyncio.run(asyncio.wait_for(run(), 120))
 
 
 async def views(feed: Feed, number: int) -> AsyncIterator[Any]:
