@@ -93,7 +93,7 @@ def one_round(place: Path, arm: str, *, durability: claim.Durability) -> Outcome
     told = specs(place / "run", arm, 2, backlog=2_000, synchronous="FULL")
     with Crew(told, hash_seed=1) as crew:
         crew.wait_until_ready()
-        crew.go(0.2)
+        crew.go(0.5)
         return crew.finish()
 
 
@@ -109,7 +109,7 @@ def test_the_reference_at_power_syncs_by_itself(place: Path) -> None:
 def test_a_ledger_in_which_one_job_is_done_twice_voids_the_figures(place: Path) -> None:
     """Rule H13."""
     outcome = one_round(place, "killproof", durability="process")
-    first, second = outcome.accounts
+    second, first = sorted(outcome.accounts, key=lambda account: len(account.acked))
     assert claim.verdict(place / "run/queue.db", 2_000, outcome).verdict == "pass"
 
     doctored = (
@@ -140,7 +140,7 @@ def test_a_worker_process_that_cannot_open_the_file_fails_the_tool(place: Path) 
 
 def test_a_worker_stopped_at_the_turnstile_holds_it_and_the_others_go_on(place: Path) -> None:
     result = stopped.run(
-        place, durability="process", workers=3, pairs=1, window_seconds=0.3, tick=lambda: None
+        place, durability="process", workers=3, pairs=1, window_seconds=0.8, tick=lambda: None
     )
 
     assert result.correctness.verdict == "pass"
@@ -163,9 +163,9 @@ def test_steps_per_call_do_not_depend_on_the_rows_in_other_states(place: Path) -
 
 
 def wait_for_workers(process: subprocess.Popen[str], place: Path) -> None:
-    """Wait until the second round has begun: then the first is worth reporting."""
+    """Wait until the second round, or a later one, has begun: then the first is worth reporting."""
     deadline = time.monotonic() + DEADLINE_SECONDS
-    while not list(place.glob(".killproof-bench-*/round-1/queue.db-shm")):
+    while not list(place.glob(".killproof-bench-*/round-[1-9]*/queue.db-shm")):
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.02)
