@@ -352,6 +352,27 @@ def test_a_retry_before_its_delay_is_seen(
     assert "ms after its failure, and 50 ms were due" in run.story("P9")
 
 
+@pytest.mark.parametrize(("second_ms", "verdict"), [(110, "pass"), (60, "violated")])
+def test_without_tokens_a_failure_is_that_of_the_attempt_which_had_begun(
+    run: "Run", producer: "Process", worker: "Process", second_ms: int, verdict: str
+) -> None:
+    """The delays of later attempts are longer: held against the first, each retry is early."""
+    run.parameters["retry"] = "doubling:0.05"
+    job = producer.enqueues("a")
+    for wait_ms in (60, second_ms):
+        worker.claims(job)
+        worker.runs(job, "raise")
+        worker.nacks(job)
+        run.passes(wait_ms)
+    worker.claims(job)
+    for record in (*worker.lines, *worker.effect_lines, *run.audit):
+        record.pop("fence", None)
+
+    finding = run.finding("P9")
+
+    assert finding.verdict == verdict, finding
+
+
 def test_a_delay_that_the_handler_asked_for_counts(
     run: "Run", producer: "Process", worker: "Process"
 ) -> None:
@@ -910,6 +931,20 @@ def test_a_dead_letter_that_forgot_an_attempt_is_seen(
     del buried(run, producer, worker).history[0]
 
     assert "counts 3 attempts and keeps 2 of them" in run.story("P13")
+
+
+def test_a_dead_letter_that_counts_more_attempts_than_claims_is_seen(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    """Counted at the claim and at the failure, two attempts are four: half of them were lost."""
+    job = producer.enqueues("a", max_attempts=4, script=["raise"])
+    attempt(run, worker, job)
+    worker.claims(job)
+    worker.runs(job, "raise")
+    worker.nacks(job, "dead")
+    job.row |= {"attempts": 4, "history": None}
+
+    assert "counts 4 attempts, and was claimed 2 times" in run.story("P13")
 
 
 def test_a_target_that_keeps_no_attempts_is_not_asked_for_them(

@@ -21,6 +21,7 @@ from killproof_chaos.sim import (
 from killproof_chaos.sim.campaign import Options, chosen
 from killproof_chaos.sim.scenarios import CLAIM, SCENARIOS, limits
 from killproof_chaos.targets import load
+from killproof_chaos.targets.minimal_adapter import MinimalTarget
 from killproof_chaos.targets.minimal_queue import MinimalQueue
 
 
@@ -118,3 +119,33 @@ def test_a_wait_in_the_wrong_unit_is_a_stall_and_no_patience_hides_it(
     told = wrong.violations[0].verdict
     assert told is not None
     assert "nothing in the contract takes so long" in told.violations[-1].story
+
+
+@pytest.mark.parametrize(
+    ("name", "race", "promise"),
+    [
+        ("last-in-first-out", "claim", "P11"),
+        ("priority-upside-down", "priorities", "P11"),
+        ("delay-in-whole-seconds", "promote", "P10"),
+        ("lease-never-renewed", "heartbeat", "P4"),
+    ],
+)
+def test_jobs_have_waited_clocks_begin_between_seconds_and_leases_are_outlived(
+    name: str, race: str, promise: str
+) -> None:
+    """Else no order is judged, what is cut off is nothing, and no heartbeat is needed."""
+    found = explore(load(name), SCENARIOS[race], Dfs(1), budget=Budget(seconds=None))
+
+    assert promise in found.broken
+
+
+def test_the_control_keeps_dead_letters_whole_where_it_promises_that() -> None:
+    found = explore(
+        MinimalTarget("minimal", MinimalQueue, promises={"P13": True}),
+        SCENARIOS["last-attempt"],
+        Dfs(2),
+        budget=Budget(seconds=None),
+    )
+
+    assert (found.exhausted, found.broken) == (True, set())
+    assert "P13" in found.passed

@@ -103,6 +103,16 @@ def _check_letter(evidence: Evidence, tally: Tally, story: Story, row: Row) -> N
                 row.at,
                 *(execution.at for execution in story.executions[:8]),
             )
+    claims = [change for change in story.changes if change.takes]
+    if row.attempts is not None and story.changes and row.attempts > len(claims):
+        # Whoever counts an attempt twice, at its begin and at its end, takes away half of them.
+        tally.violate(
+            story.label,
+            f"dead job {story.label} counts {row.attempts} attempts, and was claimed "
+            f"{len(claims)} times",
+            row.at,
+            *(claim.at for claim in claims[:8]),
+        )
     maximum = evidence.max_attempts(story)
     if row.attempts is None or maximum is None or row.attempts - row.forgiven >= maximum:
         return
