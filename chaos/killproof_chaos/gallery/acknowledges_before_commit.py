@@ -17,7 +17,7 @@ FAULT: Final = Fault(
     kind="acknowledged before COMMIT: an implicit transaction that nobody has ended yet",
     right="the id is returned after COMMIT has returned",
     engine="disk",
-    options=("--fail-fast",),
+    options=("--jobs", "40", "--fail-fast"),
 )
 
 

@@ -18,7 +18,7 @@ FAULT: Final = Fault(
     kind="write-behind: an asynchronous commit whose answer does not wait for the disk",
     right="the sync ends before COMMIT returns, and so before anybody is told",
     engine="disk",
-    options=("--fail-fast",),
+    options=("--jobs", "40", "--fail-fast"),
 )
 
 

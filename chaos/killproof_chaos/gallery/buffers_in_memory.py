@@ -17,7 +17,7 @@ FAULT: Final = Fault(
     kind="the write buffer: batches for speed, acknowledged before they are written",
     right="the answer comes after COMMIT; who wants batches asks for one",
     engine="disk",
-    options=("--fail-fast",),
+    options=("--jobs", "40", "--fail-fast"),
 )
 
 

@@ -39,10 +39,10 @@ class BuriesInTwoTransactions(MinimalQueue):
         if not permanent and lease.attempt < 5:
             super().nack(lease, error)
             return
+        letter = (lease.id, lease.kind, json.dumps(lease.payload, ensure_ascii=False), now_ms())
         with self.writing("nack") as db:
             if db.execute(self.DELETE, (lease.id, lease.fence)).rowcount != 1:
                 raise LeaseLost(f"job {lease.id} is not leased under fence {lease.fence}")
-        letter = (lease.id, lease.kind, json.dumps(lease.payload, ensure_ascii=False), now_ms())
         with self.writing("nack") as db:
             db.execute(self.BURY, (*letter, lease.attempt, lease.fence, error))
 

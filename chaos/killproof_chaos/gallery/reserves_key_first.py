@@ -28,6 +28,7 @@ class ReservesKeyFirst(MinimalQueue):
     KEYS = """CREATE TABLE IF NOT EXISTS job_key
               (id INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT UNIQUE) STRICT"""
     RESERVE = "INSERT OR IGNORE INTO job_key (key) VALUES (?) RETURNING id"
+    HAS_KEY = "SELECT id FROM job_key WHERE key = ?"
     PUT = """INSERT INTO job (id, kind, payload, state, priority, due_ms, key, max_attempts)
              VALUES (?, ?, ?, ?, ?, ?, ?, ?)"""
 
@@ -41,16 +42,15 @@ class ReservesKeyFirst(MinimalQueue):
         key: str | None = None, max_attempts: int = 5,
     ) -> int:  # fmt: skip
         """Reserve the key, store the job under its number, and return that."""
-        with self.writing("enqueue") as db:
-            row = db.execute(self.RESERVE, (key,)).fetchone()
-        if row is None:
-            found = self.db.execute("SELECT id FROM job_key WHERE key = ?", (key,)).fetchone()
-            return int(found[0])
         text = json.dumps(payload, ensure_ascii=False, allow_nan=False)
         state = "scheduled" if delay_ms > 0 else "available"
-        job = (row[0], kind, text, state, priority, now_ms() + delay_ms, key, max_attempts)
+        job = (kind, text, state, priority, now_ms() + delay_ms, key, max_attempts)
         with self.writing("enqueue") as db:
-            db.execute(self.PUT, job)
+            row = db.execute(self.RESERVE, (key,)).fetchone()
+            if row is None:
+                return int(db.execute(self.HAS_KEY, (key,)).fetchone()[0])
+        with self.writing("enqueue") as db:
+            db.execute(self.PUT, (row[0], *job))
         return int(row[0])
 
 

@@ -32,11 +32,11 @@ class RetriesByDeleteAndInsert(MinimalQueue):
         if permanent or lease.attempt >= 5:
             super().nack(lease, error, permanent)
             return
+        due_ms = now_ms() + self.BACKOFF_MS * 2 ** (lease.attempt - 1)
+        job = (lease.id, lease.kind, json.dumps(lease.payload, ensure_ascii=False), due_ms)
         with self.writing("nack") as db:
             if db.execute(self.DELETE, (lease.id, lease.fence)).rowcount != 1:
                 raise LeaseLost(f"job {lease.id} is not leased under fence {lease.fence}")
-        due_ms = now_ms() + self.BACKOFF_MS * 2 ** (lease.attempt - 1)
-        job = (lease.id, lease.kind, json.dumps(lease.payload, ensure_ascii=False), due_ms)
         with self.writing("nack") as db:
             db.execute(self.AGAIN, (*job, lease.attempt, lease.fence, error))
 

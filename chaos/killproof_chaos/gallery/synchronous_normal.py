@@ -15,7 +15,7 @@ FAULT: Final = Fault(
     kind="the fast default: durability traded for speed, and the promise left as it was",
     right="PRAGMA synchronous = FULL: what is acknowledged survives a power cut",
     engine="disk",
-    options=("--fail-fast",),
+    options=("--jobs", "40", "--fail-fast"),
 )
 
 
