@@ -19,6 +19,7 @@ FAULT: Final = Fault(
     right="key TEXT UNIQUE, and the question inside the transaction that inserts",
     engine="sim",
     options=("--scenario", "unique-key"),
+    seen=("open-mercato/cezar#72", "Devlaner/devlane#332"),
 )
 
 

@@ -14,6 +14,7 @@ FAULT: Final = Fault(
     right="SET state = 'dead', error = ?: the row stays until a person has seen it",
     engine="crash",
     options=("--operation", "dead_letter", "--no-errors", "--fail-fast"),
+    seen=("rails-lambda/lambdakiq#30",),
     also=frozenset({"P7"}),
 )
 

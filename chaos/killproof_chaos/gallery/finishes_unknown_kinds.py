@@ -14,6 +14,7 @@ FAULT: Final = Fault(
     right="AND kind IN (...): a worker claims only the kinds that it has handlers for",
     engine="sim",
     options=("--scenario", "claim"),
+    seen=("JSONbored/loopover#5983",),
     articles=("F30",),
 )
 

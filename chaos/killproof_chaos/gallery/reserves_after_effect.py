@@ -16,6 +16,7 @@ FAULT: Final = Fault(
     right="the effect, its key and the ack in one transaction",
     engine="crash",
     options=("--operation", "completing", "--no-errors", "--fail-fast"),
+    seen=("ikyriak/IdempotentAPI#57",),
     articles=("F41",),
 )
 

@@ -16,6 +16,7 @@ FAULT: Final = Fault(
     engine="proc",
     options=(*SHORT, "--nemesis", "kill,handler,io"),
     seconds=10,
+    seen=("ohdearquant/khive#2117",),
     also=frozenset({"P3", "P6"}),
 )
 

@@ -16,6 +16,7 @@ FAULT: Final = Fault(
     right="PRAGMA synchronous = FULL: what is acknowledged survives a power cut",
     engine="disk",
     options=("--jobs", "40", "--fail-fast"),
+    seen=("ohdearquant/khive#1408", "WordPress/sqlite-database-integration#483"),
 )
 
 
