@@ -1,0 +1,273 @@
+"""A repaired gallery queue passes its grading; a broken one, a cheat and a slip do not.
+
+The grading forks, so it is asked in a process of its own, which grades all files of a kind: each of
+them is the copy that `--copy` makes, with a few lines changed.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from killproof_chaos import gallery, gallery_command, grading, grading_command, targets
+from killproof_evidence.target import TargetNotFound
+
+SECONDS_MAX: Final = 240.0
+Changes = tuple[tuple[str, str], ...]  #: text of the copy -> what a reader makes of it
+NEVER_REAPS: Final = 'REAP = "UPDATE job SET error = error WHERE FALSE AND deadline_ns <= ?"'
+
+#: The exercise of each lesson, and one repair of it, which the lessons do not show.
+REPAIRS: Final[dict[str, Changes]] = {
+    "rescues-by-id": (
+        ("WHERE id = ?", "WHERE id = ? AND state = 'leased' AND deadline_ns <= ?"),
+        ("for found in lost", "for (job,) in lost"),
+        ("(self.RESCUE, found)", "(self.RESCUE, (job, time.monotonic_ns()))"),
+    ),
+    "reaps-at-start-only": (
+        (
+            'AT_START, REAP = MinimalQueue.REAP, "UPDATE job SET error = error WHERE FALSE AND '
+            'fence = ?"',
+            "AT_START = MinimalQueue.REAP",
+        ),
+    ),
+    "extend-without-fence": (("? > 0", "fence = ?"),),
+    "reaper-forgets-the-bound": (
+        ("state = 'available'", "state = iif(attempts < max_attempts, 'available', 'dead')"),
+    ),
+    "reserves-after-effect": (
+        ("INSERT INTO applied", "INSERT OR IGNORE INTO applied"),
+        (
+            """            with self.writing("ack") as db:
+                for statement in also:
+                    db.execute(*statement)
+            also = ((self.APPLIED, (lease.id,)),)
+""",
+            "            also = (*also, (self.APPLIED, (lease.id,)))\n",
+        ),
+    ),
+    "frees-key-at-claim": (("key = NULL,", ""),),
+}
+
+#: What a learner may hand in for `never-reaps` instead of a repair, and what he is told.
+CHEATS: Final[dict[str, tuple[Changes, str]]] = {
+    "promises less": (
+        (
+            ("target: Final = ", "target = "),
+            (
+                "NeverReaps, FAULT)",
+                "NeverReaps, FAULT)\ntarget.contract = type(target.contract)(\n    promises={**"
+                'target.contract.promises, "P17": False},\n    parameters=target.contract.'
+                "parameters,\n    edges=target.contract.edges,\n)",
+            ),
+        ),
+        "P17 was True and is False",
+    ),
+    "allows more": (
+        (
+            ("target: Final = ", "target = "),
+            (
+                "NeverReaps, FAULT)",
+                "NeverReaps, FAULT)\ntarget.contract = type(target.contract)(\n    promises="
+                "target.contract.promises,\n    parameters={**target.contract.parameters, "
+                '"lease_ms": 9_000_000},\n    edges=target.contract.edges,\n)',
+            ),
+        ),
+        "lease_ms = 9000000 where it said 500",
+    ),
+    "is not audited": (
+        (("NeverReaps, FAULT)", "NeverReaps, FAULT)\ntarget.audit = None"),),
+        "audit mapping",
+    ),
+    "does nothing": (
+        ((NEVER_REAPS, "def claim(self):\n        return None"),),
+        "`claim` gives None",
+    ),
+    "refuses all work": (
+        (
+            (
+                NEVER_REAPS,
+                "def enqueue(self, *values, **options):\n        from killproof_evidence.target "
+                'import Definite\n        raise Definite("no")',
+            ),
+        ),
+        "refuses all work",
+    ),
+    "misspells a name": (
+        ((NEVER_REAPS, "def claim(self):\n        return nonsense"),),
+        "line 26, in claim: NameError",
+    ),
+    "never ends": (
+        ((NEVER_REAPS, "def claim(self):\n        while True:\n            self.db"),),
+        "line 2",
+    ),
+}
+#: Files that are no queue at all, and what is said of them.
+UNUSABLE: Final[dict[str, tuple[str, str]]] = {
+    "has a slip": ("x = 1\ny = (\n", "line 2"),
+    "has no target": ("x = 1\n", "defines no `target`"),
+    "breaks at import": ("x = 1\nx = x / 0\n", "line 2, in <module>: ZeroDivisionError"),
+    "exits": ("raise SystemExit(0)\n", "SystemExit"),
+}
+
+
+def changed(name: str, changes: Changes) -> str:
+    """Return the copy that a reader begins with, repaired as these changes say."""
+    fault = gallery.fault(name)
+    text = gallery_command.file_of(fault).read_text(encoding="utf-8")
+    text = grading_command.without_answer(text)
+    for before, after in changes:
+        assert before in text, f"{name} has no {before!r} any more"
+        text = text.replace(before, after)
+    return text
+
+
+ASK: Final = """
+import json, sys
+from killproof_chaos import gallery, grading
+grading.LOOK_CPU_SECONDS_MAX = 1  # Of the processor, so a busy machine does not matter.
+for line in sys.stdin:
+    name, file, stages = json.loads(line)
+    print(json.dumps(grading.grade(gallery.fault(name), file, stages_max=stages).record()))
+"""
+
+
+@pytest.fixture(scope="module")
+def graded(
+    on_disk: Callable[[Path], Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """What the grading says of every file above: of a repair, by what must catch the broken one."""
+    place = on_disk(tmp_path_factory.mktemp("grading"))
+    asked: dict[str, tuple[str, str, int]] = {}
+    for name, changes in REPAIRS.items():
+        asked[name] = (name, changed(name, changes), 1)
+    for cheat, (changes, _) in CHEATS.items():
+        asked[cheat] = ("never-reaps", changed("never-reaps", changes), 0)
+    for kind, (text, _) in UNUSABLE.items():
+        asked[kind] = ("never-reaps", text, 0)
+    lines = []
+    for case, (name, text, stages) in asked.items():
+        file = place / f"{case.replace(' ', '_')}.py"
+        file.write_text(text, encoding="utf-8")
+        lines.append(json.dumps((name, file.name, stages)))
+    done = subprocess.run(
+        [sys.executable, "-c", ASK],
+        input="\n".join(lines),
+        cwd=place,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+    )
+    assert done.returncode == 0, done.stderr
+    assert list((place / "killproof-store").iterdir()) == [], "what passed leaves nothing behind"
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    return dict(zip(asked, found, strict=True))
+
+
+def command(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "killproof", "chaos", "gallery", *words],
+        cwd=place,
+        env=os.environ | {"NO_COLOR": "1", "COLUMNS": "100"},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+    )
+
+
+@pytest.mark.parametrize("name", REPAIRS)
+def test_the_exercise_of_a_lesson_can_be_repaired(graded: dict[str, Any], name: str) -> None:
+    assert (graded[name]["verdict"], graded[name]["broken"]) == ("pass", []), graded[name]
+    assert len(graded[name]["steps"]) == 2
+
+
+@pytest.mark.parametrize("cheat", CHEATS)
+def test_what_is_no_repair_does_not_pass_and_is_told_why(
+    graded: dict[str, Any], cheat: str
+) -> None:
+    found = graded[cheat]
+
+    assert (found["verdict"], found["is_unusable"]) == ("violated", False)
+    assert CHEATS[cheat][1] in found["steps"][-1]["said"]
+
+
+@pytest.mark.parametrize("kind", UNUSABLE)
+def test_a_file_that_is_no_queue_is_refused_with_its_line(
+    graded: dict[str, Any], kind: str
+) -> None:
+    assert graded[kind]["is_unusable"]
+    assert UNUSABLE[kind][1] in graded[kind]["steps"][-1]["said"]
+
+
+def test_a_repair_passes_all_and_one_that_breaks_something_else_does_not(place: Path) -> None:
+    good = changed("never-reaps", ((NEVER_REAPS, ""),))
+    (place / "good.py").write_text(good, encoding="utf-8")
+    zombie = "ACK = MinimalQueue.ACK.replace('fence = ?', '? > 0')"
+    (place / "bad.py").write_text(good.replace('"""Trust every worker to come back."""', zombie))
+
+    passed = command(place, "never-reaps", "--grade", "good.py")
+    assert passed.returncode == 0, passed.stdout + passed.stderr
+    assert "passed: never-reaps is repaired" in passed.stdout
+    assert [word in passed.stdout for word in ("(sim)", "(disk)", "(crash)")] == [True] * 3
+
+    failed = command(place, "never-reaps", "--grade", "bad.py", "--hint")
+    assert failed.returncode == 1, failed.stdout + failed.stderr
+    assert re.search("not yet: P[35] is broken now", failed.stdout), failed.stdout
+    assert f"right: {gallery.fault('never-reaps').right}" in failed.stdout
+
+
+def test_a_copy_has_no_answer_and_overwrites_nothing(place: Path) -> None:
+    fault = gallery.fault("never-reaps")
+    copy = place / "mine.py"
+
+    grading_command.copy(fault, copy)
+
+    assert fault.right not in copy.read_text(encoding="utf-8")
+    with pytest.raises(ValueError, match=r"mine\.py' exists"):
+        grading_command.copy(fault, copy)
+    with pytest.raises(ValueError, match="cannot be written"):
+        grading_command.copy(fault, place / "nowhere" / "mine.py")
+
+
+def test_every_gallery_file_can_be_copied_and_loaded_from_there(place: Path) -> None:
+    for name in gallery.names():
+        copy = place / f"{name}.py"
+        grading_command.copy(gallery.fault(name), copy)
+        try:
+            target: Any = targets.load(str(copy))
+        except TargetNotFound as error:
+            pytest.fail(f"{name}: {error}")
+        assert target.name == name
+
+
+def test_the_worker_of_a_copy_is_the_copy_and_not_the_queue_whose_name_it_kept(
+    place: Path,
+) -> None:
+    copy = place / "mine.py"
+    grading_command.copy(gallery.fault("never-reaps"), copy)
+    target: Any = targets.load(str(copy))
+
+    assert target.worker_argv(place)[-2:] == [str(copy), str(place)]
+    assert gallery.target("never-reaps").worker_argv(place)[-2] == "never-reaps"
+
+
+@pytest.mark.parametrize("words", [["--copy", "x.py"], ["--grade", "x.py"]])
+def test_a_grading_without_a_name_says_what_is_missing(place: Path, words: list[str]) -> None:
+    done = command(place, *words)
+
+    assert (done.returncode, done.stdout) == (64, "")
+    assert "need the NAME" in done.stderr
+
+
+def test_every_engine_that_draws_is_asked_with_several_seeds() -> None:
+    for name in gallery.names():
+        stages = grading.catching(gallery.fault(name))
+        drawn = [stage for stage in stages if "--seed" in stage.argv]
+
+        if gallery.fault(name).engine in grading.DRAWN:
+            assert len({stage.argv for stage in drawn}) >= 3, name
