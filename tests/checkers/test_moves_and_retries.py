@@ -214,6 +214,46 @@ def test_a_start_that_the_queue_did_not_count_is_seen(
     assert "was started 3 times, and the queue counted 2" in run.story("P8")
 
 
+def test_a_claim_that_counts_twice_is_seen(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    job = producer.enqueues("a")
+    job.attempts = 1
+    worker.claims(job)
+    worker.runs(job)
+    worker.acks(job)
+
+    assert "counted more than one attempt: 0 before it, 2 after it" in run.story("P8")
+
+
+def test_attempts_that_change_after_the_last_commit_are_seen(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    job = producer.enqueues("a")
+    worker.claims(job)
+    worker.runs(job)
+    worker.acks(job)
+    job.row["attempts"] = 2
+
+    assert "had 1 attempts after the last commit, and the snapshot tells 2" in run.story("P8")
+
+
+@pytest.mark.parametrize("where", ["row", "audit"])
+def test_who_does_not_tell_attempts_is_not_held_to_them(
+    run: "Run", producer: "Process", worker: "Process", where: str
+) -> None:
+    job = producer.enqueues("a")
+    worker.claims(job)
+    worker.runs(job)
+    worker.acks(job)
+    if where == "row":
+        job.row["attempts"] = None
+    else:
+        run.audit[-1]["attempts"] = None
+
+    assert run.verdict("P8") == "pass"
+
+
 def test_a_claim_that_does_not_count_is_seen(
     run: "Run", producer: "Process", worker: "Process"
 ) -> None:

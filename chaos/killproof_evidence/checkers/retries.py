@@ -27,6 +27,7 @@ def bounded_attempts(evidence: Evidence) -> Finding:
             _check_starts(evidence, tally, story)
         if story.changes:
             _check_counting(evidence, tally, story)
+            _check_kept_count(tally, story)
             _check_grave(tally, story)
     return tally.finding("no handler started")
 
@@ -89,6 +90,14 @@ def _check_counting(evidence: Evidence, tally: Tally, story: Story) -> None:
                     before.at,
                     change.at,
                 )
+            elif change.takes and counted > before.attempts + 1:
+                tally.violate(
+                    story.label,
+                    f"the claim of job {story.label} counted more than one attempt: "
+                    f"{before.attempts} before it, {counted} after it",
+                    before.at,
+                    change.at,
+                )
             elif (
                 change.ends
                 and change.new in WAITING
@@ -102,6 +111,20 @@ def _check_counting(evidence: Evidence, tally: Tally, story: Story) -> None:
                     before.at,
                     change.at,
                 )
+
+
+def _check_kept_count(tally: Tally, story: Story) -> None:
+    """The attempts at the end are those of the last commit: each commit that counts is audited."""
+    row, last = story.row, story.changes[-1]
+    if row is None or None in (row.attempts, last.attempts) or row.attempts == last.attempts:
+        return
+    tally.violate(
+        story.label,
+        f"job {story.label} had {last.attempts} attempts after the last commit, and the snapshot "
+        f"tells {row.attempts}",
+        last.at,
+        row.at,
+    )
 
 
 def _was_forgiven_unasked(story: Story, before: Change, change: Change) -> bool:
@@ -150,7 +173,7 @@ def backoff(evidence: Evidence) -> Finding:
             claims = [op for op in story.claims if op.type == "ok"]
             attempts = _attempts(story)
             for op in failed:
-                delay_ms = _delay_of(op, str(policy), attempts)
+                delay_ms = _delay_of(story, op, str(policy), attempts)
                 _check_delay(evidence, tally, story, op, delay_ms, claims)
         _check_crashes(evidence, tally, story, str(policy), slack_ms)
     return tally.finding("no attempt failed and was tried again")
@@ -185,12 +208,19 @@ def _attempts(story: Story) -> dict[int | None, int]:
     return found
 
 
-def _delay_of(op: Operation, policy: str, attempts: dict[int | None, int]) -> float:
+def _delay_of(story: Story, op: Operation, policy: str, attempts: dict[int | None, int]) -> float:
     """Return the delay that was asked for, else the policy's shortest, in ms."""
     for value in (op.value, op.value_end):
         if isinstance(value, dict) and value.get("delay_ms") is not None:
             return float(value["delay_ms"])
-    return 0 if op.f == "snooze" else delay_ms_min(policy, max(1, attempts.get(op.fence, 1)))
+    attempt = attempts.get(op.fence, 1) if op.fence is not None else _attempt_before(story, op)
+    return 0 if op.f == "snooze" else delay_ms_min(policy, max(1, attempt))
+
+
+def _attempt_before(story: Story, op: Operation) -> int:
+    """Return the attempt that an outcome without a token was told of: the last that had begun."""
+    begun = [e.attempt or 1 for e in story.executions if e.t <= op.t]
+    return min(begun[-1:], default=1)
 
 
 def _check_delay(
