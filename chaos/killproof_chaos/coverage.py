@@ -270,7 +270,7 @@ class _Facts:
         held = self.held(fault)
         latest: dict[str, int] = {}
         for change in self.changes:
-            if change["new"] == "leased" and change["fence"] is not None:
+            if change["new"] == "leased" and change.get("fence") is not None:
                 latest[str(change["job"])] = change["fence"]
         return any(fence is not None and latest.get(job, 0) > fence for job, fence in held)
 
@@ -416,7 +416,7 @@ def _held_at(records: Iterable[dict[str, Any]], moment: int) -> int:
 def _taken_up_again(facts: _Facts, jobs: set[str]) -> bool:
     """Some of these jobs was in the hand of a process that was killed, and claimed next after."""
     held = facts.held("kill")
-    claims = (record for record in facts.claims() if str(record["job"]) in jobs)
+    claims = (r for r in facts.claims() if str(r["job"]) in jobs and "fence" in r)
     return any((str(r["job"]), r["fence"] - 1) in held for r in claims)
 
 

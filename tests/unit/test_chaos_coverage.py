@@ -389,6 +389,24 @@ def test_a_retry_is_not_taken_for_the_work_of_a_fault_that_came_after(
     assert sentence not in coverage.hit(failed, Options(), WHOLE)
 
 
+def test_a_queue_without_tokens_shows_no_redelivery_and_stops_no_run(tmp_path: Path) -> None:
+    """Seen with the queues of the articles: there is nothing to tell one lease from the next by."""
+
+    def untold(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [{k: v for k, v in record.items() if k != "fence"} for record in records]
+
+    store = make_store(
+        tmp_path,
+        nemesis=[kill(1), STOP],
+        history=untold([START, *TWICE]),
+        audit=untold([born("r1.a"), FULL, LEASED_AGAIN]),
+    )
+
+    shown = coverage.hit(store, Options(), WHOLE)
+
+    assert not {coverage.REDELIVERED, coverage.EXPIRED, coverage.STEP_KILLED} & set(shown)
+
+
 def test_a_limit_is_filled_by_the_lease_that_was_struck_and_not_by_another_of_its_job(
     tmp_path: Path,
 ) -> None:

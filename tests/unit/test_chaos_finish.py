@@ -89,6 +89,14 @@ def test_a_peer_that_is_struck_before_it_could_take_over_was_not_idle(
     assert found["peers_idle"] is False
 
 
+def test_a_queue_without_tokens_says_nothing_of_recovery(tmp_path: Path) -> None:
+    ack: dict[str, Any] = {"pid": 1, "n": 2, "f": "ack"}
+    told = [ack | {"t": 902, "type": "invoke", "job": 5}, ack | {"t": 903, "type": "ok"}]
+    records = [{k: v for k, v in r.items() if k != "fence"} for r in (*FIRST, *told)]
+
+    assert recovered(tmp_path, faults=[KILL], first=records, second=[]) == []
+
+
 def test_a_peer_that_is_struck_later_was_idle(tmp_path: Path) -> None:
     strike = KILL | {"t": 1_200, "pid": 2, "process": "w2.1", "idle_peers": []}
     (found, *_) = recovered(tmp_path, faults=[KILL, strike])

@@ -262,12 +262,12 @@ def _claims(store: Store, path: Path) -> Iterator[_Claim]:
 
 
 def _ended(store: Store, path: Path) -> Iterator[tuple[str, int]]:
-    """Yield the leases whose end the queue acknowledged."""
+    """Yield the leases whose end the queue acknowledged, where it has tokens to tell them by."""
     asked: dict[int, tuple[str, int]] = {}
     for _, record in store.read(path):
         if record is None or record["f"] not in ENDING:
             continue
-        if record["type"] == "invoke":
+        if record["type"] == "invoke" and record.get("fence") is not None:
             asked[record["n"]] = (str(record["job"]), record["fence"])
         elif record["type"] == "ok" and record["n"] in asked:
             yield asked[record["n"]]
