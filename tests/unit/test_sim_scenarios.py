@@ -54,7 +54,7 @@ def test_a_target_without_a_capability_is_not_asked_for_it() -> None:
     names, left_out = chosen(Options(target="minimal"), load("minimal"))
 
     assert "mutex" not in names
-    assert left_out["mutex"] == "limits"
+    assert left_out["mutex"] == "limits, transaction"
     assert set(chosen(Options(target="killproof"), load("killproof"))[0]) == set(SCENARIOS)
 
 

@@ -49,19 +49,19 @@ class Lease(NamedTuple):
     kind: str
     payload: Any
     attempt: int
-    fence: int
+    fence: int | None
 
 
 class MinimalQueue:
     """One connection to the queue at `path`; for one thread of one process."""
 
-    LEASE_NS, BACKOFF_MS = 500_000_000, 50
+    SCHEMA, LEASE_NS, BACKOFF_MS = SCHEMA, 500_000_000, 50
 
     def __init__(self, path: Path, sync: Callable[[str], None] = lambda _point: None) -> None:
         """Open or create the queue; `sync` is told the name of each moment a crash may hit."""
         self.sync, self.db = sync, sqlite3.connect(path, timeout=30, isolation_level=None)
         try:
-            self.db.executescript(SCHEMA)
+            self.db.executescript(self.SCHEMA)
         except sqlite3.Error:
             self.db.close()  # Left open it would lend the next one what it could only read.
             raise

@@ -26,7 +26,7 @@ MUTEX: Final = Scenario(
     prepare=_one_at_once,
     promised={"P22": True},
     parameters=ONE,
-    needs=frozenset({"enqueue", "claim", "ack", "limits"}),
+    needs=frozenset({"enqueue", "claim", "ack", "limits", "transaction"}),
 )
 MUTEX_LOST: Final = Scenario(
     name="mutex-lost",
@@ -37,7 +37,7 @@ MUTEX_LOST: Final = Scenario(
     prepare=_one_at_once,
     promised={"P22": True},
     parameters=ONE,
-    needs=frozenset({"enqueue", "claim", "ack", "limits"}),
+    needs=frozenset({"enqueue", "claim", "ack", "limits", "transaction"}),
 )
 
 
@@ -57,7 +57,7 @@ RATE: Final = Scenario(
     prepare=_a_token_a_second,
     promised={"P22": True},
     parameters={"limits": {"report": {"rate": 1.0, "burst": 1}}},
-    needs=frozenset({"enqueue", "claim", "ack", "limits"}),
+    needs=frozenset({"enqueue", "claim", "ack", "limits", "transaction"}),
 )
 RATE_STEPPED: Final = Scenario(
     name="rate-stepped",
@@ -68,7 +68,7 @@ RATE_STEPPED: Final = Scenario(
     prepare=_a_token_a_second,
     promised={"P22": True},
     parameters={"limits": {"report": {"rate": 1.0, "burst": 1}}},
-    needs=frozenset({"enqueue", "claim", "ack", "limits"}),
+    needs=frozenset({"enqueue", "claim", "ack", "limits", "transaction"}),
 )
 
 #: For as long as a pass of time is.
@@ -105,6 +105,6 @@ BREAKER: Final = Scenario(
     jump=PAUSE_SECONDS,
     prepare=_open_the_breaker,
     checks={"P22": _one_tries},
-    needs=frozenset({"enqueue", "claim", "ack", "nack", "limits"}),
+    needs=frozenset({"enqueue", "claim", "ack", "nack", "limits", "transaction"}),
 )
 SCENARIOS: Final = (MUTEX, MUTEX_LOST, RATE, RATE_STEPPED, BREAKER)

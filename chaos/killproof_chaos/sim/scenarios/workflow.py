@@ -102,7 +102,7 @@ def in_order(database: sqlite3.Connection) -> Iterator[str]:
             yield text.format(row[0])
 
 
-OPERATIONS: Final = frozenset({"enqueue", "claim", "ack", "workflow"})
+OPERATIONS: Final = frozenset({"enqueue", "claim", "ack", "workflow", "transaction"})
 
 DIAMOND: Final = Scenario(
     name="diamond",
