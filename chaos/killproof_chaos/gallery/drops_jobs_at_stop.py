@@ -20,6 +20,7 @@ FAULT: Final = Fault(
     engine="proc",
     options=("--seconds", "3", "--nemesis", "term", "--workers", "4"),
     seconds=10,
+    seen=("rq/rq#507", "janbjorge/pgqueuer#630"),
     articles=("F27",),
 )
 

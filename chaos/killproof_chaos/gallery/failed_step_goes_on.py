@@ -17,6 +17,7 @@ FAULT: Final = Fault(
     right="what needs a failed step is cancelled in the transaction in which that fails",
     engine="sim",
     options=("--scenario", "diamond-failed"),
+    seen=("lanl/BEE#688",),
     control="killproof",
     articles=("F64", "F65"),
 )

@@ -17,6 +17,7 @@ FAULT: Final = Fault(
     right="timeout=30: SQLite asks again for as long before it gives up",
     engine="sim",
     options=("--scenario", "claim"),
+    seen=("os-autoinst/openQA#4931",),
     articles=("F15", "F16", "F19"),
 )
 

@@ -18,6 +18,7 @@ FAULT: Final = Fault(
     right="the trigger limit_lease_ends: whatever ends a lease gives its place back",
     engine="sim",
     options=("--scenario", "mutex-lost"),
+    seen=("rails/solid_queue#546", "janbjorge/pgqueuer#474"),
     control="killproof",
     also=frozenset({"P17"}),
 )

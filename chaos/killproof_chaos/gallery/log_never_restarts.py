@@ -19,6 +19,7 @@ FAULT: Final = Fault(
     engine="proc",
     options=("--seconds", "3", "--nemesis", "none", "--workers", "2"),
     seconds=10,
+    seen=("superseriousbusiness/gotosocial#2808", "openrundev/openrun#104"),
     articles=("F60",),
 )
 

@@ -15,6 +15,7 @@ FAULT: Final = Fault(
     right="each claim first takes back what ran out: db.execute(self.REAP, (now_ns,))",
     engine="sim",
     options=("--scenario", "claim", "--crashes", "1"),
+    seen=("rails/solid_queue#159", "Extra-Chill/data-machine#3478"),
     articles=("F24", "F25", "F26"),
 )
 

@@ -16,6 +16,7 @@ FAULT: Final = Fault(
     engine="proc",
     options=("--seconds", "2.5", "--nemesis", "none", "--workers", "2"),
     seconds=10,
+    seen=("activepieces/activepieces#14300", "Webador/SlmQueue#35"),
     articles=("F15",),
 )
 

@@ -20,6 +20,7 @@ FAULT: Final = Fault(
     right="one bucket for each resource, in the file, drawn from in the transaction of the claim",
     engine="sim",
     options=("--scenario", "rate"),
+    seen=("OptimalBits/bull#2068",),
     control="killproof",
     articles=("F35",),
 )

@@ -17,6 +17,7 @@ FAULT: Final = Fault(
     right="whoever claims takes back what ran out, each time",
     engine="sim",
     options=("--scenario", "claim", "--crashes", "1"),
+    seen=("msei99/pbgui#287",),
     articles=("F24",),
 )
 

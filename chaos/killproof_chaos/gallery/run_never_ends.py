@@ -17,6 +17,7 @@ FAULT: Final = Fault(
     right="the trigger workflow_run_checked, in the transaction that ends the last step",
     engine="sim",
     options=("--scenario", "diamond"),
+    seen=("llnl/maestrowf#3",),
     control="killproof",
     articles=("F64", "F66"),
 )

@@ -16,6 +16,7 @@ FAULT: Final = Fault(
     engine="proc",
     options=("--seconds", "4", "--nemesis", "term,handler", "--workers", "2", "--mix", "plain"),
     seconds=10,
+    seen=("python-arq/arq#267",),
     control="killproof",
     articles=("F27",),
 )
