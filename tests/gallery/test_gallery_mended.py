@@ -1,66 +1,39 @@
-"""A broken queue that brings lines along is a healthy one when its fault is mended in them."""
+"""What a broken queue brings along beside its fault is no fault: with one line mended it is clean.
 
-import json
-import os
-import subprocess
-import sys
+Where a queue differs from the control by its fault alone, the control itself is the proof.
+"""
+
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import pytest
-
-from killproof_chaos import gallery
-
-SECONDS_MAX = 120.0
-#: Of all kills of the operation so many, drawn: what is wrong with a whole one shows at most.
-POINTS = ("--points", "10", "--seed", "7")
-#: What stands where a second transaction was begun, when it is a part of the first.
-PUT = "            db.execute"
-#: The broken lines, and what mends them.
-MENDED = {
-    "reserves-before-effect": (
-        """        with self.writing("ack") as db:
-            is_new = db.execute(self.RESERVE, (lease.id,)).rowcount == 1
-        super().ack(lease, *(also if is_new else ()))
-""",
-        """        super().ack(lease, (self.RESERVE, (lease.id,)), *also)
-""",
-    ),
-    "reserves-key-first": (
-        '        with self.writing("enqueue") as db:\n            db.execute',
-        PUT,
-    ),
-    "buries-in-two-transactions": (
-        '        with self.writing("nack") as db:\n            db.execute',
-        PUT,
-    ),
-}
+from killproof_chaos.gallery import rows_without_parent
+from killproof_chaos.gallery.rows_without_parent import RowsWithoutParent
+from killproof_chaos.sim.explore import Budget, explore
+from killproof_chaos.sim.scenarios import CLAIM, SCENARIOS
+from killproof_chaos.sim.schedulers import Dfs
+from killproof_chaos.targets.minimal_adapter import MinimalTarget
+from killproof_chaos.targets.minimal_queue import MinimalQueue
 
 
-@pytest.mark.parametrize("name", MENDED)
-def test_with_its_fault_mended_a_queue_breaks_nothing_under_the_same_kills(
-    place: Path, name: str
-) -> None:
-    broken, mended = MENDED[name]
-    text = Path(gallery.__file__).with_name(f"{name.replace('-', '_')}.py").read_text("utf-8")
-    assert text.count(broken) == 1
-    (place / "mended.py").write_text(text.replace(broken, mended), "utf-8")
-
-    found = judged(place, "mended.py", *gallery.fault(name).options, *POINTS)
-
-    assert found["verdict"] == "pass", found["unknown_because"]
+class ChecksItsKeys(RowsWithoutParent):
+    def __init__(self, path: Path, sync: Callable[[str], None] = lambda _point: None) -> None:
+        super().__init__(path, sync)
+        self.db.execute("PRAGMA foreign_keys = ON")
 
 
-def judged(place: Path, target: str, *options: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-m", "killproof", "chaos", "crash", "--target", target, *options,
-         "--json", "--no-report"],
-        cwd=place,
-        env=os.environ | {"NO_COLOR": "1"},
-        capture_output=True,
-        text=True,
-        timeout=SECONDS_MAX,
-    )  # fmt: skip
-    found: dict[str, Any] = json.loads(done.stdout or "{}")
-    assert found, done.stderr
-    return found
+def test_a_log_that_goes_with_its_job_leaves_no_row_without_one() -> None:
+    mended = MinimalTarget("mended", ChecksItsKeys, edges=rows_without_parent.EDGES)
+
+    found = explore(mended, CLAIM, Dfs(1), budget=Budget(seconds=None))
+
+    assert found.broken == set()
+    assert "P16" in found.passed
+
+
+def test_a_job_that_keeps_failing_lets_all_others_have_their_turn_in_the_control() -> None:
+    control = MinimalTarget("control", MinimalQueue, promises={"P19": True})
+
+    found = explore(control, SCENARIOS["poison"], Dfs(1), budget=Budget(seconds=None))
+
+    assert found.broken == set()
+    assert found.exhausted

@@ -15,6 +15,7 @@ FAULT: Final = Fault(
     right="a failure puts off the job that failed: its due_ms, and nobody else's",
     engine="sim",
     options=("--scenario", "poison"),
+    seen=("openwebsolns/techscore#12",),
     articles=("F28", "F29"),
 )
 

@@ -15,6 +15,7 @@ FAULT: Final = Fault(
     right="UPDATE job SET state = 'available' WHERE state = 'scheduled' AND due_ms <= ?",
     engine="sim",
     options=("--scenario", "promote"),
+    seen=("cashubtc/cdk#620", "simonw/sqlite-chronicle#7"),
 )
 
 

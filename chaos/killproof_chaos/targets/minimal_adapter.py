@@ -88,6 +88,7 @@ class MinimalTarget:
         worker: type["MinimalWorker"] | None = None,
         promises: Mapping[str, bool | str] = MappingProxyType({}),
         parameters: Mapping[str, Any] = MappingProxyType({}),
+        edges: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
     ) -> None:
         """Judge `queue` under this name; `fault` says what is wrong with it on purpose.
 
@@ -98,6 +99,7 @@ class MinimalTarget:
             worker: what its processes do, where it is this that is broken.
             promises: of the contract, besides those of the control.
             parameters: of the contract, where it declares other bounds than the control.
+            edges: of the contract, besides those of the control.
         """
         self.sync_points = SYNC_POINTS - (fault.unreached if fault is not None else frozenset())
         self.name = name
@@ -109,6 +111,7 @@ class MinimalTarget:
             CONTRACT,
             promises={**CONTRACT.promises, **promises},
             parameters={**CONTRACT.parameters, **parameters},
+            edges={**CONTRACT.edges, **edges},
         )
 
     def prepare(self, place: Path) -> None:
