@@ -128,29 +128,22 @@ class Engine:
         beneath = preload_environment(self._shim) if self._shim is not None else None
         self._crew = Crew(self._store, self._place, self._options.target, board, beneath=beneath)
         self._crew.are_workers_silent = not coverage.phases_of(self._target)
-        interrupted = drained = False
-        given_up: _TooManyDeaths | None = None
-        reason = ""
+        drained, reason = False, ""
+        early: BaseException | None = None  # Why the run ended before its time.
         try:
             self._start()
             watch = StarvationWatch(self._nemesis_log)
             try:
                 self._chaos()
                 drained, reason = self._drain()
-            except KeyboardInterrupt:
-                interrupted = True
+            except (KeyboardInterrupt, _TooManyDeaths) as end:
+                early = end
                 self._nemesis.heal()
-            except _TooManyDeaths as deaths:
-                given_up = deaths
-                self._nemesis.heal()
+            interrupted = isinstance(early, KeyboardInterrupt)
             self._stop(STOP_SECONDS_MAX if not interrupted else STOP_SECONDS_MAX / 5)
             starved = watch.stop()
         finally:
-            self._crew.close()
-            board.close()
-            if self._shim is not None:
-                self._shim.close()
-            shutil.rmtree(self._wire)
+            self._close(board)
         self._tell("judge", force=True)
         found = finish(
             self._target,
@@ -178,9 +171,17 @@ class Engine:
             }
             | starved,
         )
-        if given_up is not None and not _is_judged(self._store):
-            raise given_up
+        if isinstance(early, _TooManyDeaths) and not _is_judged(self._store):
+            raise early
         return found
+
+    def _close(self, board: Board) -> None:
+        """Give back what the run has had open."""
+        self._crew.close()
+        board.close()
+        if self._shim is not None:
+            self._shim.close()
+        shutil.rmtree(self._wire)
 
     def _make_shim(self) -> Control | None:
         """Make the memory that the shim shares, where a chosen nemesis needs it.

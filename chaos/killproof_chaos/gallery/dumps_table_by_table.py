@@ -39,7 +39,7 @@ class Dumper(KillproofClient):
         ):
             for name, sql in db.execute(TABLES).fetchall():
                 made.execute(sql)
-                rows = db.execute(f"SELECT * FROM {name}").fetchall()  # noqa: S608 - from the schema
+                rows = db.execute(f"SELECT * FROM {name}").fetchall()  # noqa: S608 - own names
                 if rows:
                     marks = ", ".join("?" * len(rows[0]))
                     made.executemany(f"INSERT INTO {name} VALUES ({marks})", rows)  # noqa: S608
