@@ -1,7 +1,6 @@
 """Broken queue: the dead letter is written after the job was taken away, in another transaction."""
 
 import json
-from dataclasses import replace
 from typing import Final
 
 from killproof_chaos.gallery import Fault
@@ -47,13 +46,4 @@ class BuriesInTwoTransactions(MinimalQueue):
             db.execute(self.BURY, (*letter, lease.attempt, lease.fence, error))
 
 
-class Burier(MinimalTarget):
-    """A queue that moves its dead."""
-
-    def __init__(self) -> None:
-        """Declare the moves."""
-        super().__init__(FAULT.name, BuriesInTwoTransactions, FAULT)
-        self.contract = replace(CONTRACT, edges={**CONTRACT.edges, **MOVES})
-
-
-target: Final = Burier()
+target: Final = MinimalTarget(FAULT.name, BuriesInTwoTransactions, FAULT, edges=MOVES)

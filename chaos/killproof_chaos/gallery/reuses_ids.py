@@ -3,7 +3,6 @@
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -40,13 +39,4 @@ class ReusesIds(MinimalQueue):
         super().__init__(path, sync)
 
 
-class Deleter(MinimalTarget):
-    """A queue that deletes what is done."""
-
-    def __init__(self) -> None:
-        """Declare it."""
-        super().__init__(FAULT.name, ReusesIds, FAULT)
-        self.contract = replace(CONTRACT, edges={**CONTRACT.edges, **ENDS})
-
-
-target: Final = Deleter()
+target: Final = MinimalTarget(FAULT.name, ReusesIds, FAULT, edges=ENDS)
