@@ -296,6 +296,37 @@ def test_a_replayed_job_may_run_again(run: "Run", producer: "Process", worker: "
     assert run.verdict("P8") == "pass"
 
 
+def fails_for_good(run: "Run", producer: "Process", worker: "Process", state: str) -> "Job":
+    job = producer.enqueues("a", script=["permanent"])
+    worker.claims(job)
+    worker.runs(job, "permanent")
+    worker.nacks(job, state, value={"permanent": True})
+    run.passes(60)
+    return job
+
+
+def test_a_job_that_failed_for_good_and_is_claimed_again_is_seen(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    """Covers F3."""
+    job = fails_for_good(run, producer, worker, "retryable")
+    worker.claims(job)
+
+    assert "which had failed for good under token 1" in run.story("P8")
+
+
+def test_a_job_that_failed_for_good_may_run_again_when_it_is_replayed(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    job = fails_for_good(run, producer, worker, "dead")
+    producer.replays(job)
+    worker.claims(job)
+    worker.runs(job)
+    worker.acks(job)
+
+    assert run.verdict("P8") == "pass"
+
+
 def test_a_dead_job_that_gets_another_priority_is_not_claimed(
     run: "Run", producer: "Process", worker: "Process"
 ) -> None:

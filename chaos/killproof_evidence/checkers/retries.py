@@ -25,6 +25,7 @@ def bounded_attempts(evidence: Evidence) -> Finding:
         if story.executions:
             tally.checked += 1
             _check_starts(evidence, tally, story)
+        _check_permanent(tally, story)
         if story.changes:
             _check_counting(evidence, tally, story)
             _check_kept_count(tally, story)
@@ -139,6 +140,33 @@ def _was_forgiven_unasked(story: Story, before: Change, change: Change) -> bool:
         return False
     given_back = story.outcomes_of(before.fence)
     return not any(op.f in GIVEN_BACK and op.type != "fail" for op in given_back)
+
+
+def _check_permanent(tally: Tally, story: Story) -> None:
+    """Who was told ok for a failure without any further attempt has used up all of them."""
+    if story.tried("replay"):
+        return
+    final = (op for op in story.outcomes if op.f == "nack" and op.type == "ok" and _is_final(op))
+    op = next(final, None)
+    if op is None or op.t_end is None:
+        return
+    later = (claim for claim in story.claims if claim.type == "ok" and claim.t > (op.t_end or 0))
+    claim = next(later, None)
+    if claim is not None:
+        tally.violate(
+            story.label,
+            f"{claim.process} claimed job {story.label}, which had failed for good under token "
+            f"{op.fence}",
+            at(op),
+            at_end(op),
+            at(claim),
+            at_end(claim),
+        )
+
+
+def _is_final(op: Operation) -> bool:
+    values = (op.value, op.value_end)
+    return any(isinstance(value, dict) and bool(value.get("permanent")) for value in values)
 
 
 def _check_grave(tally: Tally, story: Story) -> None:
