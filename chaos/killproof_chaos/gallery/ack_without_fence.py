@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from killproof_chaos.gallery import SHORT, Fault
+from killproof_chaos.gallery import Fault
 from killproof_chaos.targets.minimal_adapter import MinimalTarget
 from killproof_chaos.targets.minimal_queue import MinimalQueue
 
@@ -12,9 +12,11 @@ FAULT: Final = Fault(
     promise="P5",
     kind="the zombie writer: a lease without a fencing token at the point of the write",
     right="WHERE id = ? AND fence = ? AND state = 'leased', and 0 rows is an error",
-    engine="proc",
-    options=SHORT,
-    seconds=10,
+    engine="sim",
+    options=("--scenario", "stale-ack"),
+    seen=("taylorchu/work#67", "oxpull/django-ox#16"),
+    articles=("F21",),
+    also=frozenset({"P6"}),
 )
 
 

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from killproof_chaos.gallery import SHORT, Fault
+from killproof_chaos.gallery import Fault
 from killproof_chaos.targets.minimal_adapter import MinimalTarget
 from killproof_chaos.targets.minimal_queue import MinimalQueue
 
@@ -12,9 +12,10 @@ FAULT: Final = Fault(
     promise="P8",
     kind="the poison job: crashed attempts are not counted",
     right="SET state = 'leased', attempts = attempts + 1: the claim itself counts",
-    engine="proc",
-    options=SHORT,
-    seconds=10,
+    engine="sim",
+    options=("--scenario", "last-attempt", "--keep-going"),
+    seen=("laravel/framework#59329", "vectorize-io/hindsight#2675"),
+    articles=("F20",),
 )
 
 

@@ -4,7 +4,7 @@ import json
 import time
 from typing import Final
 
-from killproof_chaos.gallery import SHORT, Fault
+from killproof_chaos.gallery import Fault
 from killproof_chaos.targets.minimal_adapter import MinimalTarget
 from killproof_chaos.targets.minimal_queue import Lease, MinimalQueue, change, now_ms
 
@@ -14,9 +14,10 @@ FAULT: Final = Fault(
     promise="P4",
     kind="NTP, a person or a resumed virtual machine sets the clock, and every job runs twice",
     right="now_ns = time.monotonic_ns(): the wall clock may step; leases must not",
-    engine="proc",
-    options=(*SHORT, "--nemesis", "kill,handler,clock"),
-    seconds=10,
+    engine="sim",
+    options=("--scenario", "wall-clock"),
+    also=frozenset({"P6"}),
+    seen=("medusajs/medusa#13393",),
 )
 
 
