@@ -378,5 +378,6 @@ MORE: Final[Mapping[str, Callable[[KillproofSession, Any], object]]] = {
 OPERATIONS: Final = frozenset(MORE) | {
     *("open_and_migrate", "open", "reopen", "enqueue", "claim", "extend", "ack", "nack"),
     *("completing", "reap", "promote", "close", "late_ack", "dead_letter"),
+    "enqueue_without_key",
     *("limit_claim", "limit_ack", "workflow_ack", "workflow_fail"),
 }

@@ -17,6 +17,7 @@ OPERATIONS: Final = frozenset(
     {
         *("open_and_migrate", "open", "reopen", "enqueue", "claim", "extend", "ack", "nack"),
         *("completing", "reap", "promote", "close", "late_ack", "dead_letter"),
+        "enqueue_without_key",
     }
 )
 

@@ -60,6 +60,8 @@ def job(name: str, *, script: tuple[str, ...] = ("ok",), sink: str = "table", **
 
 #: Asked for twice by whoever recovers: its key makes that safe after an unknown outcome.
 KEYED: Final = job("keyed", key="once")
+#: Not asked for twice: only the queue itself can have made two of it.
+KEYLESS: Final = job("keyless", sink="log")
 #: Put in by a process that has just met an error: the next operation.
 NEXT: Final = job("next", sink="log")
 #: Put in by whoever recovers: the queue takes jobs again.
@@ -319,6 +321,11 @@ ALONE: Final = (
         changes=False,  # Where only the end of a lease frees a job, an open frees none.
     ),
     Scenario(operation="enqueue", prepare=_two_jobs, act=lambda c: c.session.enqueue(KEYED)),
+    Scenario(
+        operation="enqueue_without_key",
+        prepare=_two_jobs,
+        act=lambda c: c.session.enqueue(KEYLESS),
+    ),
     Scenario(operation="claim", prepare=_two_jobs, act=_claim),
     Scenario(
         operation="extend",

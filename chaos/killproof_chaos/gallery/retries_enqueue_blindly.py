@@ -3,7 +3,7 @@
 import sqlite3
 from typing import Any, Final
 
-from killproof_chaos.gallery import SHORT, Fault
+from killproof_chaos.gallery import Fault
 from killproof_chaos.targets.minimal_adapter import MinimalTarget
 from killproof_chaos.targets.minimal_queue import MinimalQueue
 
@@ -13,11 +13,9 @@ FAULT: Final = Fault(
     promise="P2",
     kind="the blind retry: 'perhaps' is taken for 'no', and the job exists twice",
     right="an error once COMMIT was sent goes to the caller, who may retry under the same key",
-    engine="proc",
-    options=(*SHORT, "--nemesis", "kill,handler,io"),
-    seconds=10,
+    engine="crash",
+    options=("--operation", "enqueue_without_key", "--no-kills", "--fail-fast"),
     seen=("ohdearquant/khive#2117",),
-    also=frozenset({"P3", "P6"}),
 )
 
 
