@@ -59,12 +59,15 @@ def perform(trial: Trial, place: Path) -> Outcome:
 
 def outcome_of(trial: Trial, record: dict[str, Any], seconds: float, cpu_seconds: float) -> Outcome:
     """Return what a verdict means for a trial."""
-    broken = [name for name, one in record["properties"].items() if one["verdict"] == "violated"]
+    broken = {
+        name: one for name, one in record["properties"].items() if one["verdict"] == "violated"
+    }
     because = record["unknown_because"]
     return Outcome(
         trial=trial,
         verdict=record["verdict"],
         broken=tuple(broken),
+        unproven=tuple(name for name, one in broken.items() if not one["witnesses"]),
         seconds=round(seconds, 3),
         cpu_seconds=round(cpu_seconds, 3),
         why=str(because[0]) if because and record["verdict"] == "unknown" else "",

@@ -5,9 +5,10 @@ options come from the gallery (intended), or are the same for all (cross, health
 """
 
 import random
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import cycle
+from itertools import chain, cycle
 from typing import Any, Final
 
 from killproof_chaos import gallery, targets
@@ -18,7 +19,7 @@ ENGINES: Final = ("sim", "crash", "disk", "proc")
 COMMANDS: Final = {"proc": "run"}
 #: A trial that takes longer than so many budgets, and than so many seconds, is ended by force.
 LIMIT_BUDGETS: Final = 12
-LIMIT_SECONDS_MIN: Final = 180.0
+LIMIT_SECONDS_MIN: Final = 240.0
 
 #: What each engine is given where it is not the one that must find the fault. The same for all
 #: queues, and short: a cell of the map says what an engine finds in seconds, not in hours.
@@ -38,6 +39,8 @@ HEALTHY_NEMESES: Final = (",".join(NEMESES_DEFAULT), "kill,handler,io", "kill,ha
 #: Seeds 79 and 168 of the first two hundred violate.
 CANARY_RUNS: Final = 200
 CANARY_SLICE: Final = (78, 79)
+#: A search ends when it has found or exhausted what it looks for; this is for slow machines.
+PATIENCE: Final = ("--budget", "150s")
 #: Queues of the engine `proc` in the slice: they take ten times as long as the others.
 SLICE_PROC_MAX: Final = 4
 
@@ -88,6 +91,7 @@ class Outcome:
     trial: Trial
     verdict: str  #: pass, violated, unknown; failed: it could not be run
     broken: tuple[str, ...] = ()  #: properties that were found violated
+    unproven: tuple[str, ...] = ()  #: those of them that no witness shows
     seconds: float = 0.0  #: wall clock, from the command to its verdict
     cpu_seconds: float = 0.0  #: of the run with all its processes
     why: str = ""  #: of what is unknown or failed, the first reason
@@ -100,7 +104,8 @@ class Outcome:
     def of_record(cls, record: dict[str, Any]) -> "Outcome":
         """Read an outcome."""
         trial = Trial.of_record(record["trial"])
-        return cls(**{**record, "trial": trial, "broken": tuple(record["broken"])})
+        words = {name: tuple(record[name]) for name in ("broken", "unproven")}
+        return cls(**{**record, **words, "trial": trial})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +115,7 @@ class Asked:
     seeds: int = 20
     only: tuple[str, ...] = ()  #: broken queues; empty: all
     engines: tuple[str, ...] = ENGINES
-    cross: int = 2  #: seeds of each engine that is not the intended one
+    cross: int = 1  #: seeds of each engine that is not the intended one
     healthy: bool = True  #: the controls and the canary too
     is_slice: bool = False
 
@@ -146,12 +151,17 @@ def faults(asked: Asked) -> list[Fault]:
 def in_slice(found: Sequence[Fault]) -> list[Fault]:
     """Return the queues of a slice: all of the quick engines, and a few that take real processes.
 
-    Those come first whose property no quick engine has to find in another queue.
+    Those come first whose property no quick engine has to find in another queue, and of these one
+    for each property.
     """
     quick = {fault.promise for fault in found if fault.engine != "proc"}
     slow = [fault for fault in found if fault.engine == "proc"]
-    slow.sort(key=lambda fault: (fault.promise in quick, fault.seconds, fault.name))
-    few = {fault.name for fault in slow[:SLICE_PROC_MAX]}
+    before: Counter[str] = Counter()
+    ranked = []
+    for fault in sorted(slow, key=lambda fault: (fault.seconds, fault.name)):
+        ranked.append((fault.promise in quick, before[fault.promise], fault.name))
+        before[fault.promise] += 1
+    few = {name for _, _, name in sorted(ranked)[:SLICE_PROC_MAX]}
     return [fault for fault in found if fault.engine != "proc" or fault.name in few]
 
 
@@ -163,33 +173,46 @@ def trials(asked: Asked) -> list[Trial]:
     chosen = faults(asked)
     found: list[Trial] = []
     for seed in range(1, (1 if asked.is_slice else asked.seeds) + 1):
-        found += _mixed((intended(fault, seed) for fault in chosen), seed)
+        found += _mixed((intended(fault, seed, is_slice=asked.is_slice) for fault in chosen), seed)
     if asked.healthy:
         controls = [*healthy(asked), *canary(asked)]
         found += _mixed(controls, 0)
     for seed in range(1, (0 if asked.is_slice else asked.cross) + 1):
-        found += _mixed(cross(chosen, seed, asked.engines), seed)
+        others = _mixed(cross(chosen, seed, asked.engines), seed)
+        # The longest come last: a budget that ends early leaves a whole map of the rest.
+        found += sorted(others, key=lambda trial: trial.engine == "proc")
     return found
 
 
-def intended(fault: Fault, seed: int) -> Trial:
-    """Return the trial in which a broken queue must be caught."""
+def intended(fault: Fault, seed: int, *, is_slice: bool = False) -> Trial:
+    """Return the trial in which a broken queue must be caught.
+
+    Args:
+        fault: of the queue.
+        seed: of the run.
+        is_slice: with time for the search on a machine that does much else.
+    """
+    patient = is_slice and fault.engine == "sim" and "--budget" not in fault.options
     return Trial(
         part="intended",
         target=fault.name,
         engine=fault.engine,
-        options=(*fault.options, *_lane_options(fault.engine)),
+        options=(*fault.options, *_lane_options(fault.engine), *(PATIENCE if patient else ())),
         seed=seed,
         budget=fault.seconds,
     )
 
 
 def healthy(asked: Asked) -> Iterator[Trial]:
-    """Yield short runs of healthy queues that spread over all scenarios and operations."""
+    """Yield short runs of healthy queues.
+
+    First come the commands that catch the broken queues, each on the queue that it was made from:
+    what is found there is not the fault. The rest spreads over all scenarios and operations.
+    """
     runs = SLICE_RUNS if asked.is_slice else HEALTHY_RUNS
     names = HEALTHY[1:] if asked.is_slice else HEALTHY
     for engine in asked.engines:
-        parts = {name: cycle(_parts(name, engine)) for name in names}
+        parts = {name: chain(_same(name, engine), cycle(_parts(name, engine))) for name in names}
         for number in range(runs[engine]):
             name = names[number % len(names)]
             yield Trial(
@@ -236,6 +259,13 @@ def cross(chosen: Iterable[Fault], seed: int, engines: Sequence[str]) -> Iterato
 def can_run(name: str, engine: str) -> bool:
     """Say whether an engine can play a queue at all: the simulator needs one that can be hosted."""
     return engine != "sim" or callable(getattr(targets.load(name), "open", None))
+
+
+def _same(name: str, engine: str) -> list[tuple[str, ...]]:
+    """Return the options under which broken queues are caught that were made from this one."""
+    known = [gallery.fault(each) for each in gallery.names()]
+    mine = [fault.options for fault in known if (fault.control, fault.engine) == (name, engine)]
+    return list(dict.fromkeys(mine))
 
 
 def _parts(name: str, engine: str) -> list[tuple[str, ...]]:

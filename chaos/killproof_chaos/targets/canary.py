@@ -27,7 +27,7 @@ FAULT: Final = Fault(
     kind="the rare failure: harmless in every test but one",
     right="it is there to be reported: a pipeline that misses it would miss the next one too",
     engine="sim",
-    options=("--scenario", "claim", "--scheduler", "pct", "--budget", "0.5s"),
+    options=("--scenario", "claim", "--scheduler", "pct", "--budget", "0.3s"),
     also=frozenset({"P4", "P7"}),
 )
 
