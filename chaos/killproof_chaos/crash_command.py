@@ -36,7 +36,7 @@ from killproof_evidence.store import Store
 SEED_MAX: Final = 2**32 - 1
 #: More would wait for each other on any machine.
 LANES_MAX: Final = 64
-LEGEND: Final = Text("  . pass  X violated  ? unknown  - no such failure", style="dim")
+LEGEND: Final = Text("  . pass  X violated  ? unknown  - not made, or no such failure", style="dim")
 
 
 def crash(

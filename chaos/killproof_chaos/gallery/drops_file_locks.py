@@ -21,7 +21,7 @@ FAULT: Final = Fault(
     options=SHORT,
     seconds=10,
     seen=("NousResearch/hermes-agent#71724", "MemPalace/mempalace#2471"),
-    also=frozenset({"P1", "P4", "P5", "P6", "P8"}),
+    also=frozenset({"P1", "P4", "P5", "P6", "P8", "P21"}),
 )
 
 
