@@ -64,6 +64,13 @@ def test_where_the_automation_queue_requeues_nobody_counts_crashes_nor_asks_who_
     assert found.broken == broken
 
 
+def test_the_automation_queue_sorts_its_backlog_to_pick_one() -> None:
+    """Faults: F54.  Covers S0.28, S0.30."""
+    found = played(article_automation.target, SCENARIOS["backlog"])
+
+    assert found.broken == {"P20"}
+
+
 def test_two_dispatchers_run_one_task_and_lose_none() -> None:
     """Faults: F8.  Measured beside it: what was acknowledged is there, no task is invented."""
     found = played(article_dispatcher.target, CLAIM, bound=2)

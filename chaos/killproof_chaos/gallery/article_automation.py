@@ -25,7 +25,7 @@ FAULT: Final = Fault(
     engine="sim",
     control="killproof",
     options=("--scenario", "claim", "--crashes", "1"),
-    articles=("F20", "F21", "F24", "F47"),
+    articles=("F20", "F21", "F24", "F47", "F54"),
 )
 SCHEMA: Final = """
 PRAGMA journal_mode = wal;
@@ -48,7 +48,7 @@ CREATE INDEX IF NOT EXISTS idx_jobs_locked ON jobs (status, locked_at);
 CONTRACT: Final = Contract(
     # Not P6: the article says that a repeated effect is the caller's to prevent.
     promises={"P1": "power"}
-    | {f"P{number}": True for number in (2, 3, 4, 7, 8, 9, 10, 14, 16, 17)},
+    | {f"P{number}": True for number in (2, 3, 4, 7, 8, 9, 10, 14, 16, 17, 20)},
     parameters={
         "lease_ms": 15 * 60_000,
         "max_attempts": 5,

@@ -307,6 +307,8 @@ class Connection(sqlite3.Connection):
         waits = waits and not (self.root.unread and self._has_read())
         runtime.point(wants_lock=waits)
         life = runtime.life()
+        if sql not in runtime.asked:
+            runtime.asked[sql] = (life.operation, values)
         if runtime.keeps_trace:
             runtime.note("statement", sql, _shown(values))
             cursor.event = runtime.trace[-1]

@@ -196,6 +196,8 @@ class Runtime:
         self.idle_until = 0
         self.keeps_trace = False
         self.quiet = True
+        #: Every statement of all runs, with the operation and the values that it was met with.
+        self.asked: dict[str, tuple[str, Any]] = {}
         self.reset()
 
     def reset(self) -> None:

@@ -419,6 +419,8 @@ class Scenario:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     #: Promises that the file itself tells about; the audit's table is in it.
     checks: Mapping[str, FileCheck] = field(default_factory=dict)
+    #: Whether SQLite is asked how it would go about each statement: no walk through all jobs (P20).
+    plans: bool = False
     #: Operations or capabilities that a target must have; one that lacks them is left out.
     needs: frozenset[str] = frozenset({"enqueue", "claim", "ack"})
     #: Whether the target's own sync points are scheduling points too.

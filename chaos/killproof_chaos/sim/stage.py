@@ -21,7 +21,7 @@ from greenlet import GreenletExit
 
 from killproof_chaos import memory
 from killproof_chaos.engines.finish import EFFECT_TABLE
-from killproof_chaos.sim import coroutines
+from killproof_chaos.sim import coroutines, plans
 from killproof_chaos.sim.host import SimHost
 from killproof_chaos.sim.image import Image
 from killproof_chaos.sim.judging import Verdict, integrity, judge, write_store
@@ -140,6 +140,7 @@ class Stage:
         self._verdicts: dict[int, Verdict] = {}
         self._problems: dict[int, list[str]] = {}  #: of the file, by a hash of what was committed
         self._runs = 0
+        self._explained, self._walks = 0, tuple[str, ...]()
         self._database: sqlite3.Connection | None = None
         self._image: Image | None = None
         if scenario.syncs and hasattr(target, "announce"):
@@ -407,6 +408,8 @@ class Stage:
         }
         if self._stalled and self.contract.promised("P17"):
             told["P17"] = (*told.get("P17", ()), self._stalled)
+        if self.scenario.plans and self.contract.promised("P20"):
+            told["P20"] = self._scans()
         return judge(
             self._records(),
             contract=self.contract,
@@ -415,6 +418,15 @@ class Stage:
             errors=self.runtime.errors,
             told=told,
         )
+
+    def _scans(self) -> tuple[str, ...]:
+        """Return what SQLite would walk through for the statements so far, each asked once."""
+        asked = self.runtime.asked
+        if len(asked) > self._explained:
+            table = self.target.audit.table
+            self._explained = len(asked)
+            self._walks = tuple(plans.scans(self.database, table, asked))
+        return self._walks
 
     def _integrity(self) -> list[str]:
         """Return what SQLite finds wrong with the file, once for equal commits."""

@@ -307,6 +307,28 @@ POISON: Final = Scenario(
     needs=frozenset({"enqueue", "claim", "ack", "nack"}),
 )
 
+
+def _live_two_lives(me: Actor) -> None:
+    """Put two jobs in; end one well, after an extension, and the other badly."""
+    me.enqueue(job(1))
+    me.enqueue(job(2, key="only-once"))
+    if lease := me.claim():
+        me.extend(lease)
+        me.play(lease)
+        me.ack(lease)
+    if lease := me.claim():
+        me.nack(lease)
+
+
+BACKLOG: Final = Scenario(
+    name="backlog",
+    text="what a job asks in its life, SQLite would answer without a walk through all others",
+    actors={"w1": _live_two_lives},
+    promises=frozenset({"P20"}),
+    plans=True,
+    needs=frozenset({"enqueue", "claim", "ack", "nack", "extend"}),
+)
+
 SCENARIOS: Final = (
     *(CLAIM, CLAIM_MANY, ACK_AND_CLAIM, STALE_ACK, NACK, LAST, RELEASE, SNOOZE, EXTEND),
     *(
@@ -322,5 +344,5 @@ SCENARIOS: Final = (
         REAP,
         TWO_SLOTS,
     ),
-    POISON,
+    *(POISON, BACKLOG),
 )
