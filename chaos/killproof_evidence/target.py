@@ -5,6 +5,7 @@ A target is one small object. Its level is the highest whose members it gives: L
 code on an injected host, L3 named sync points.
 """
 
+import difflib
 import importlib
 import importlib.util
 import random
@@ -15,6 +16,9 @@ from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
 from killproof_evidence.contract import Contract
+
+#: So many names still make a line that somebody reads.
+NAMES_MAX: Final = 5
 
 
 class Definite(Exception):
@@ -250,7 +254,7 @@ def load_target(name: str, builtin: Mapping[str, Callable[[], Target]]) -> Targe
         found = _from_module(name)
     else:
         raise TargetNotFound(
-            f"target {name!r} is unknown: use {', '.join(sorted(builtin))}, "
+            f"target {name!r} is unknown: use {_choices(name, builtin)}, "
             "package.module:attribute or path.py"
         )
     if isinstance(found, type):
@@ -259,6 +263,15 @@ def load_target(name: str, builtin: Mapping[str, Callable[[], Target]]) -> Targe
     if missing:
         raise TargetNotFound(f"target {name!r} lacks {', '.join(missing)}")
     return found  # type: ignore[no-any-return]
+
+
+def _choices(name: str, builtin: Iterable[str]) -> str:
+    """Return all names, or of many those that are most like this one: an error is one line."""
+    names = sorted(builtin)
+    if len(names) <= NAMES_MAX:
+        return ", ".join(names)
+    close = difflib.get_close_matches(name, names, n=NAMES_MAX, cutoff=0.0)
+    return f"{', '.join(close)} or another of `killproof chaos targets`"
 
 
 _MEMBERS = ("name", "broken", "contract", "prepare", "client", "worker_argv", "snapshot")

@@ -474,6 +474,16 @@ def test_a_target_may_be_a_file(tmp_path: Path) -> None:
     assert level(target) == 0
 
 
+def test_of_many_targets_those_are_named_that_are_most_like_the_wrong_one() -> None:
+    builtin = dict.fromkeys((f"queue-{number}" for number in range(100)), lambda: pytest.fail("no"))
+    with pytest.raises(TargetNotFound) as refused:
+        load_target("queu-42", builtin)
+
+    assert "use queue-42, " in str(refused.value)
+    assert "or another of `killproof chaos targets`" in str(refused.value)
+    assert len(str(refused.value)) < 200
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
