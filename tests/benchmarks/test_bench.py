@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from killproof import Queue
+from killproof import Queue, cli
 from killproof_bench import report
 from killproof_bench.crew import Crew, CrewError, Outcome, specs
 from killproof_bench.ledger import Account
@@ -207,14 +207,22 @@ def test_ctrl_c_reports_the_rounds_that_had_ended_and_leaves_nothing_behind(plac
     ],
 )
 def test_wrong_usage_is_one_line_that_names_the_value(
-    arguments: tuple[str, ...], complaint: str, place: Path
+    arguments: tuple[str, ...],
+    complaint: str,
+    place: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    done = bench(*arguments, place=place)
+    """In this process: to start an interpreter for each costs more than all that it does."""
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(sys, "argv", ["killproof", "bench", *arguments, "--dir", str(place)])
+    code = cli.main()
+    said = capsys.readouterr()
 
-    assert done.returncode == 64
-    assert complaint in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert done.stdout == ""
+    assert code == 64
+    assert complaint in said.err
+    assert said.err.count("\n") == 1
+    assert said.out == ""
 
 
 def test_a_folder_that_is_not_there_is_refused(place: Path) -> None:

@@ -36,7 +36,7 @@ def crash(
     """Run the command; return its exit code and verdict.json."""
     done = subprocess.run(
         [sys.executable, "-m", "killproof", "chaos", "crash", "--target", target,
-         "--operation", operation, "--store", "run", "--json", *words],
+         "--operation", operation, "--store", "run", "--json", "--lanes", "1", *words],
         cwd=place,
         env=os.environ | {"NO_COLOR": "1"} | environment,
         capture_output=True,
@@ -105,7 +105,7 @@ def test_a_whole_queue_passes_at_every_call_of_an_operation(
     shown: list[Turn] = []
     store = Store.create(place / "run")
 
-    verdict = Engine(target, [operation], store, shown.append, errors=errors).run()
+    verdict = Engine(target, [operation], store, shown.append, errors=errors, lanes=2).run()
 
     assert (verdict["verdict"], verdict["unknown_because"]) == ("pass", [])
     calls = verdict["operations"][0]["calls"]
@@ -202,7 +202,8 @@ def test_a_queue_in_any_language_is_killed_in_each_process_of_its_worker(
     if broken:
         monkeypatch.setenv("BROKEN", "1")
     target = str(TARGETS / "shell_queue.py")
-    engine = Sampled(target, LIVES[broken:], Store.create(place / "run"), no_show, errors=False)
+    store = Store.create(place / "run")
+    engine = Sampled(target, LIVES[broken:], store, no_show, errors=False, lanes=2)
     verdict = engine.run()
 
     assert len(engine.processes) >= 2  # The claim and the ack; polls as there is time for.
@@ -224,10 +225,17 @@ class AtFirstCall(Engine):
 
 
 STRANGER = """
+import sys
 from killproof_chaos.targets.minimal_adapter import MinimalTarget
 from killproof_chaos.targets.minimal_queue import MinimalQueue
 
-target = MinimalTarget("stranger", MinimalQueue)
+
+class Stranger(MinimalTarget):
+    def worker_argv(self, place):
+        return [sys.executable, "-m", "killproof_chaos.targets.worker", self.name, str(place)]
+
+
+target = Stranger("stranger", MinimalQueue)
 """
 
 
@@ -302,8 +310,8 @@ def test_a_queue_that_fails_where_a_harness_may_not_look_is_no_pass(
     monkeypatch.setenv("ODD", kind)
     store = Store.create(place / "run")
 
-    engine = Engine(str(TARGETS / "odd_queue.py"), [operation], store, no_show, errors=errors)
-    verdict = engine.run()
+    target = str(TARGETS / "odd_queue.py")
+    verdict = Engine(target, [operation], store, no_show, errors=errors, lanes=1).run()
 
     assert verdict["verdict"] == word
     stories = [one["story"] for one in verdict["properties"]["P16"]["witnesses"]]
