@@ -28,7 +28,7 @@ def bench(*arguments: str, place: Path) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         cwd=place,
-        timeout=120,
+        timeout=600,
     )
 
 
@@ -140,7 +140,7 @@ def test_a_worker_process_that_cannot_open_the_file_fails_the_tool(place: Path) 
 
 def test_a_worker_stopped_at_the_turnstile_holds_it_and_the_others_go_on(place: Path) -> None:
     result = stopped.run(
-        place, durability="process", workers=3, pairs=1, window_seconds=0.8, tick=lambda: None
+        place, durability="process", workers=3, pairs=1, window_seconds=0.5, tick=lambda: None
     )
 
     assert result.correctness.verdict == "pass"

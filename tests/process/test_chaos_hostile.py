@@ -3,9 +3,12 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from killproof import cli
 
 FAILED = 3
 USAGE = 64
@@ -24,23 +27,39 @@ target = Target("minimal", MinimalQueue)
 """
 
 
+@pytest.fixture
+def told(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str]]:
+    """What a command says that is refused before anything of the target runs: no process needed."""
+    monkeypatch.chdir(place)
+
+    def told(*words: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["killproof", "chaos", *words])
+        return cli.main(), capsys.readouterr().err
+
+    return told
+
+
 def chaos(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "killproof", "chaos", *words],
         cwd=place,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
 
 
 @pytest.mark.parametrize("code", ["0", "1", "'bye'"])
-def test_a_target_that_exits_at_its_import_is_refused(place: Path, code: str) -> None:
+def test_a_target_that_exits_at_its_import_is_refused(
+    place: Path, told: Callable[..., tuple[int, str]], code: str
+) -> None:
     (place / "exits.py").write_text(f"import sys\nsys.exit({code})\n")
-    done = chaos(place, "model", "--target", "exits.py")
+    status, said = told("model", "--target", "exits.py")
 
-    assert done.returncode == USAGE
-    assert "target file 'exits.py' cannot be loaded: SystemExit" in done.stderr
+    assert status == USAGE
+    assert "target file 'exits.py' cannot be loaded: SystemExit" in said
 
 
 def test_a_target_that_exits_in_the_middle_of_a_run_is_no_pass(place: Path) -> None:
@@ -89,11 +108,13 @@ def test_a_lane_that_a_target_ends_without_a_word_is_told_in_a_line(place: Path)
 
 
 @pytest.mark.parametrize("engine", [None, "prok", ["proc"]])
-def test_a_store_of_no_known_engine_is_refused(place: Path, engine: object) -> None:
+def test_a_store_of_no_known_engine_is_refused(
+    place: Path, told: Callable[..., tuple[int, str]], engine: object
+) -> None:
     (place / "run").mkdir()
     record = {"target": "minimal"} | ({} if engine is None else {"engine": engine})
     (place / "run/run.json").write_text(json.dumps(record))
-    done = chaos(place, "check", "run")
+    status, said = told("check", "run")
 
-    assert done.returncode == USAGE
-    assert f"names the engine {engine!r}" in done.stderr
+    assert status == USAGE
+    assert f"names the engine {engine!r}" in said
