@@ -7,6 +7,7 @@ itself failed; 64 wrong usage.
 
 import json
 import os
+import shlex
 import sys
 import time
 from hashlib import blake2b
@@ -147,9 +148,12 @@ def _tell(record: dict[str, Any], folder: Path, *, as_json: bool, report: bool) 
     out = console(stderr=as_json)
     for part in report_power.terminal(record):
         out.print(part, highlight=False)
+    # Plain print: a command that is folded to the width can not be pasted.
+    lines = [f"again:  {shlex.join(record['argv'])}"]
     if report:
         page = report_power.write_reports(record, folder / "power.md")
-        print(f"report: {page}", file=sys.stderr if as_json else sys.stdout)
+        lines.append(f"report: {page}")
+    print("\n".join(lines), file=sys.stderr if as_json else sys.stdout)
     if as_json:
         print(json.dumps(record))
 

@@ -4,7 +4,6 @@ Pure functions of the record that `killproof chaos power` leaves as power.json. 
 without a network and runs no script; what a colour says, a number in the same cell says too.
 """
 
-import shlex
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -78,7 +77,6 @@ def terminal(record: Record) -> list[RenderableType]:
         found,
         Text("\n".join(lines)),
         Text(headline(record), style=style[record["verdict"]]),
-        Text(f"again: {shlex.join(record['argv'])}"),
     ]
 
 
@@ -149,10 +147,13 @@ def canary_lines(record: Record) -> list[str]:
     canary = record["canary"]
     if canary is None:
         return []
+    runs = canary["runs"]
+    if not canary["expected"] and not canary["reported"]:
+        return [f"canary: none of the {runs} seeds that were run violates, and none was reported"]
     reported = ", ".join(map(str, canary["reported"])) or "none"
     expected = ", ".join(map(str, canary["expected"])) or "none"
     word = "as it must" if not canary["wrong"] else f"but it violates on {expected}"
-    return [f"canary: reported on seed {reported} of {canary['runs']} seeds, {word}"]
+    return [f"canary: of {runs} seeds reported: {reported}; {word}"]
 
 
 # Markdown and the page.
@@ -171,7 +172,7 @@ def markdown(record: Record, page: str) -> str:
     parts = [
         "# Detection power",
         f"**{plain(headline(record), 10_000)}**",
-        f"Command: `{' '.join(record['argv'])}` (`make report-power`). Seeds 1 to "
+        f"Command: `{' '.join(record['argv'])}` (the full one: `make report-power`). Seeds 1 to "
         f"{record['asked']['seeds']}; {record['counts']['runs']:,} runs in "
         f"{(record['ended'] - record['started']) / 60:.0f} minutes, "
         f"{record['cpu_seconds'] / 60:.0f} minutes of CPU. The maps in colour: [{page}]({page}).",
@@ -203,8 +204,8 @@ METHOD: Final = (
     "verdict, in a process that has imported everything; a run that found nothing within the "
     "queue's budget is censored there, and median and p95 are those of the Kaplan-Meier estimate "
     "(empty: too few found it in time). False alarms: with none in n runs their rate is below 3/n "
-    "with 95% confidence. CPU time stands beside it, because it does not depend on what else the "
-    "machine does."
+    "with 95% confidence. CPU time is the median over the runs that found it, without the "
+    "processes that the engine `crash` ends by a kill."
 )
 
 
