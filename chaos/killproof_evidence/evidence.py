@@ -174,6 +174,7 @@ class Story:
     rows: list[Row] = field(default_factory=list)
     tables: list[int] = field(default_factory=list)  #: lines of effects/table.jsonl
     posts: list[int] = field(default_factory=list)  #: lines of effects/http.jsonl
+    unstarted: list[Line] = field(default_factory=list)  #: of handlers that never said they began
     _claims_by_fence: dict[int | None, Operation] | None = None
     _outcomes_by_fence: dict[int | None, list[Operation]] | None = None
 
@@ -873,7 +874,7 @@ class _EffectFile:
             return
         opened = self._open.get(key)
         if opened is None:
-            return self._bad(line, f"{what} without a start")
+            return self._take_unstarted(line, record)
         opened.t_end = t
         if what == "step":
             opened.steps = opened.steps or []
@@ -893,12 +894,30 @@ class _EffectFile:
             self._evidence.self_ended[self._pid] = (self._name, line)
         return None
 
+    def _take_unstarted(self, line: int, record: dict[str, Any]) -> None:
+        """Keep what a handler did that had not said before that it begins.
+
+        Where records have numbers, none is missing before this one, or the gap is told already:
+        so it is a fact about the run. After the end of its own execution, and in a file without
+        numbers, it is a record that cannot be trusted.
+        """
+        name, key = str(record["job"]), (record.get("attempt"), record.get("fence"))
+        story = self._story_of(name, record.get("queue_id"))
+        known = any(e.file == self._name and (e.attempt, e.fence) == key for e in story.executions)
+        if known or record.get("n") is None:
+            self._bad(line, f"{record['what']} without a start")
+        else:
+            story.unstarted.append((self._name, line))
+
     def _place(self, name: str, queue_id: object, execution: Execution) -> None:
+        self._story_of(name, queue_id).executions.append(execution)
+
+    def _story_of(self, name: str, queue_id: object) -> Story:
         evidence = self._evidence
         story = evidence._by_id.get(str(queue_id)) if queue_id is not None else None
         if story is None or story.name not in {None, name}:
             story = evidence._story(None, name)
-        story.executions.append(execution)
+        return story
 
     def _bad(self, line: int, reason: str) -> None:
         self._evidence._bad(self._name, line, reason)
@@ -959,7 +978,8 @@ def _by_time(record: Operation | Execution) -> int:
 
 
 def _merge(source: Story, target: Story) -> None:
-    for name in ("enqueues", "claims", "outcomes", "controls", "executions", "tables", "posts"):
+    lists = ("enqueues", "claims", "outcomes", "controls", "executions", "tables", "posts")
+    for name in (*lists, "unstarted"):
         getattr(target, name).extend(getattr(source, name))
 
 

@@ -10,7 +10,7 @@ import random
 import sqlite3
 from contextlib import closing
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, Final
@@ -54,7 +54,9 @@ CONTRACT: Final = Contract(
 )
 
 
-def generate(path: Path | str, *, records: int = 1_000_000, seed: int = 0) -> Store:
+def generate(
+    path: Path | str, *, records: int = 1_000_000, seed: int = 0, faults: bool = True
+) -> Store:
     """Write a healthy store with about this many history records.
 
     Args:
@@ -62,14 +64,15 @@ def generate(path: Path | str, *, records: int = 1_000_000, seed: int = 0) -> St
         records: lines of history, all processes together; at least some hundreds, so that every
             promise has evidence.
         seed: the same seed gives the same store on the same machine.
+        faults: False leaves out the kills, the pauses and the stops, and what only they can show.
 
     Raises:
         StoreError: the folder holds something already; definite.
     """
     store = Store.create(path)
     run = _Run(store, random.Random(seed))
-    jobs = max(60, round(records / RECORDS_PER_JOB))
-    run.play(jobs)
+    jobs = max(60 if faults else 20, round(records / RECORDS_PER_JOB))
+    run.play(jobs, faults=faults)
     run.finish(seed)
     return store
 
@@ -204,7 +207,7 @@ class _Run:
         self.lives += 1
         return _Process(self, f"w{self.lives}")
 
-    def play(self, count: int) -> None:
+    def play(self, count: int, *, faults: bool) -> None:
         """Enqueue and work off so many jobs, faults first, then a heal and a few more."""
         every = max(30, count // FAULTS_MAX)
         for turn in range(count):
@@ -212,7 +215,7 @@ class _Run:
                 self.nemesis.append({"t": self.tick(), "fault": "heal"})
             self.enqueue()
             fault = {0: "kill", 10: "pause", 20: "term"}.get(turn % every)
-            self.work(turn % WORKERS, fault if turn < count - 40 else None)
+            self.work(turn % WORKERS, fault if faults and turn < count - 40 else None)
             if len(self.ready) > WORKERS:
                 # What was tried again came on top: without this the backlog would only grow.
                 self.work((turn + 1) % WORKERS, None)
@@ -248,6 +251,8 @@ class _Run:
         if delay_ms == 10_000:
             self.producer.invoke("cancel", job=number)
             self.move(job, "cancelled")
+            self.waiting.remove((job.due_ms, job.id, job))  # Nobody waits for it at the end.
+            heapify(self.waiting)
             self.producer.answer("cancel", "ok", job=number, value=True)
 
     def move(self, job: _Job, new: str) -> None:

@@ -470,7 +470,8 @@ def is_of_a_test(name: str) -> bool:
     """Say whether the test of a kept entry is still there."""
     file, _, test = name.partition("::")
     path = WITNESSES.with_name(file)
-    return path.exists() and f"def {re.split(r'[[ ]', test)[0]}(" in path.read_text("utf-8")
+    function = re.split(r"[\[ ]", test)[0]
+    return path.exists() and f"def {function}(" in path.read_text("utf-8")
 
 
 def finding_as_record(finding: Finding) -> dict[str, Any]:

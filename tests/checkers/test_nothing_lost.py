@@ -137,6 +137,60 @@ def test_a_payload_that_comes_out_changed_is_lost(run: "Run", given: str, verdic
     assert run.verdict("P1") == verdict
 
 
+def test_two_enqueues_acknowledged_as_one_job_have_lost_one(run: "Run") -> None:
+    """As of an id that is asked for after an insert that another has overtaken. Rule C1."""
+    producer, _, job = worked_off(run)
+    producer.enqueues("b", exists=False)
+    producer.lines[-1]["job"] = job.id
+
+    assert run.story("P1") == "2 enqueues without a key were acknowledged as job 1, and it is 1"
+
+
+def test_two_enqueues_of_one_key_may_be_one_job(run: "Run") -> None:
+    producer, worker = run.process("p1"), run.process("w1")
+    job = producer.enqueues("a", key="k")
+    producer.enqueues("a", exists=False, key="k")
+    producer.lines[-1]["job"] = job.id
+    worker.claims(job)
+    worker.runs(job)
+    worker.acks(job)
+
+    assert run.verdict("P1") == "pass"
+
+
+def test_the_id_of_a_row_that_is_gone_may_be_given_again(run: "Run") -> None:
+    producer, _, job = worked_off(run)
+    run.edges["succeeded"] = ("deleted",)
+    run.commits(job, None)
+    other = producer.enqueues("b")
+    producer.lines[-1]["job"] = job.id
+    run.audit[-1]["job"] = job.id
+    other.id, job.rows = job.id, 0
+
+    assert run.verdict("P1") == "pass"
+
+
+@pytest.mark.parametrize("may_go", [False, True])
+def test_without_an_audit_one_id_for_two_jobs_is_seen_where_rows_stay(
+    run: "Run", may_go: bool
+) -> None:
+    producer, _, job = worked_off(run)
+    run.audited = False
+    if may_go:
+        run.edges["succeeded"] = ("deleted",)
+    producer.enqueues("b", exists=False)
+    producer.lines[-1]["job"] = job.id
+
+    assert run.verdict("P1") == ("pass" if may_go else "violated")
+
+
+def test_a_job_that_has_another_s_payload_at_the_end_is_lost(run: "Run") -> None:
+    _, _, job = worked_off(run)
+    job.row["payload"] = {"id": "z"}
+
+    assert "job 1 has the payload of z at the end" in run.story("P1")
+
+
 def test_no_acknowledged_enqueue_is_no_evidence(run: "Run") -> None:
     run.process("p1").enqueues("a", answer="info")
 
@@ -360,6 +414,147 @@ def test_a_lease_that_ends_as_cancelled_though_nobody_cancelled_is_seen(run: "Ru
     run.passes(100)
 
     assert "ended as cancelled without an outcome" in run.story("P3")
+
+
+def test_an_effect_that_no_start_stands_before_is_seen(run: "Run") -> None:
+    """Its file has all of its numbers, so no line is missing."""
+    producer, worker, _ = worked_off(run)
+    job = producer.enqueues("b")
+    worker.claims(job)
+    worker.makes_effect(job)
+    worker.ends(job)
+    worker.acks(job)
+
+    assert "the handler of job 2 left traces" in run.story("P3")
+
+
+def test_an_end_that_no_start_stands_before_is_seen_of_a_job_that_began_before(run: "Run") -> None:
+    producer, worker = run.process("p1"), run.process("w1")
+    job = producer.enqueues("a")
+    worker.claims(job)
+    worker.runs(job, "raise")
+    worker.nacks(job)
+    run.passes(60)
+    worker.claims(job)
+    worker.makes_effect(job)
+    worker.ends(job)
+    worker.acks(job)
+
+    finding = run.finding("P3")
+
+    assert (finding.verdict, finding.violations) == ("violated", 2)
+    assert finding.witnesses[0].lines == (("effects/101.jsonl", 3), ("effects/101.jsonl", 4))
+
+
+def test_in_a_file_without_numbers_an_effect_without_a_start_accuses_nobody(run: "Run") -> None:
+    producer, worker, _ = worked_off(run)
+    job = producer.enqueues("b")
+    worker.claims(job)
+    worker.makes_effect(job)
+    for record in worker.effect_lines:
+        del record["n"]
+    worker.acks(job)
+
+    assert run.judged().record["properties"]["P3"]["verdict"] == "unknown"
+
+
+@pytest.mark.parametrize("outcome", ["raise", "permanent"])
+def test_an_ack_of_a_handler_that_failed_is_seen(run: "Run", outcome: str) -> None:
+    """Though an attempt before it has made the effect, and died before its ack."""
+    producer, worker, _ = worked_off(run)
+    other = run.process("w2")
+    job = producer.enqueues("b")
+    other.claims(job)
+    other.starts(job)
+    other.makes_effect(job)
+    run.kills(other)
+    run.reaps(job)
+    worker.claims(job)
+    worker.runs(job, outcome)
+    worker.acks(job)
+
+    assert f"whose handler failed ({outcome})" in run.story("P3")
+
+
+def test_an_ack_of_a_handler_that_never_ended_is_seen(run: "Run") -> None:
+    producer, worker, _ = worked_off(run)
+    job = producer.enqueues("b")
+    worker.claims(job)
+    worker.starts(job)
+    worker.makes_effect(job)
+    worker.acks(job)
+
+    assert "whose handler never came to its end" in run.story("P3")
+
+
+def test_a_worker_that_died_may_have_ended_its_handler_unseen(run: "Run") -> None:
+    producer, worker, _ = worked_off(run)
+    job = producer.enqueues("b")
+    worker.claims(job)
+    worker.starts(job)
+    worker.makes_effect(job)
+    worker.acks(job)
+    run.kills(worker)
+
+    assert run.verdict("P3") == "pass"
+
+
+@pytest.mark.parametrize(("sink", "verdict"), [("http", "violated"), ("table", "pass")])
+def test_an_ack_of_a_handler_that_made_no_effect_is_seen(
+    run: "Run", sink: str, verdict: str
+) -> None:
+    """A row of a table is written by the queue, so the handler does not tell of it."""
+    producer, worker, _ = worked_off(run)
+    job = producer.enqueues("b", sink=sink)
+    worker.claims(job)
+    worker.starts(job)
+    worker.ends(job)
+    worker.acks(job)
+    traces = run.tables if sink == "table" else run.posts
+    traces.append({"t": run.tick(), "job": "b", "what": "applied"})
+
+    assert run.verdict("P3") == verdict
+
+
+def test_whose_ack_came_from_another_process_is_not_asked_for_his_handler(run: "Run") -> None:
+    """A handler may run in a process of its own, of whose end the worker knows more."""
+    producer, worker, _ = worked_off(run)
+    job = producer.enqueues("b")
+    worker.claims(job)
+    handler = run.process("h1")
+    handler.starts(job)
+    handler.makes_effect(job)
+    worker.acks(job)
+
+    assert run.verdict("P3") == "pass"
+
+
+def test_a_job_that_is_cancelled_and_nobody_asked_is_seen(run: "Run") -> None:
+    producer, _, _ = worked_off(run)
+    job = producer.enqueues("b", delay_ms=500)
+    run.commits(job, "cancelled")
+
+    assert run.story("P3") == "job 2 was cancelled, and nobody had asked for that"
+
+
+def test_a_cancel_that_was_refused_does_not_cancel(run: "Run") -> None:
+    producer, _, _ = worked_off(run)
+    job = producer.enqueues("b", delay_ms=500)
+    producer.cancels(job)
+    producer.lines[-1]["type"] = "fail"
+
+    assert run.verdict("P3") == "violated"
+
+
+def test_a_step_is_cancelled_when_its_run_can_not_go_on(run: "Run") -> None:
+    _, worker, _ = worked_off(run)
+    jobs = run.process("p2").starts_run("r", {"a": [], "b": ["a"]})
+    worker.claims(jobs["a"])
+    worker.runs(jobs["a"], "permanent")
+    worker.nacks(jobs["a"], "dead")
+    run.commits(jobs["b"], "cancelled")
+
+    assert run.verdict("P3") == "pass"
 
 
 def test_with_a_stepped_clock_no_end_of_a_lease_is_judged(run: "Run") -> None:

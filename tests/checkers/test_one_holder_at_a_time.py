@@ -32,6 +32,56 @@ def claimed(producer: "Process", worker: "Process", **asked: Any) -> "Job":
 # --- P4.
 
 
+def test_a_job_that_ran_under_a_token_that_nobody_claimed_leaves_it_unknown(
+    run: "Run", producer: "Process", first: "Process"
+) -> None:
+    job = claimed(producer, first)
+    first.runs(job)
+    first.acks(job)
+    other = producer.enqueues("b")
+    other.fence = 1
+    first.runs(other)
+
+    finding = run.finding("P4")
+
+    assert finding.verdict == "unknown"
+    assert "ran job 2 under token 1, and no claim of that is on record" in str(finding.reason)
+
+
+def test_a_claim_that_was_refused_is_no_lease_to_run_a_job_under(
+    run: "Run", producer: "Process", first: "Process"
+) -> None:
+    job = claimed(producer, first)
+    first.runs(job)
+    first.acks(job)
+    other = producer.enqueues("b")
+    first.claims(other)
+    first.lines[-1]["type"] = "fail"
+    first.runs(other)
+
+    assert run.verdict("P4") == "unknown"
+
+
+@pytest.mark.parametrize(
+    "untold", ["token of the run", "tokens of claims", "claims of the process"]
+)
+def test_whoever_does_not_tell_tokens_is_not_asked_for_the_claim(
+    run: "Run", producer: "Process", first: "Process", untold: str
+) -> None:
+    job = claimed(producer, first)
+    first.runs(job)
+    first.acks(job)
+    other = producer.enqueues("b")
+    runner = run.process("h1") if untold == "claims of the process" else first
+    runner.runs(other)
+    for record in runner.effect_lines if untold == "token of the run" else ():
+        record["fence"] = None
+    for record in first.lines if untold == "tokens of claims" else ():
+        record.pop("fence", None)
+
+    assert run.verdict("P4") == "pass"
+
+
 def test_a_claim_inside_another_lease_is_seen(
     run: "Run", producer: "Process", first: "Process", second: "Process"
 ) -> None:

@@ -502,31 +502,6 @@ def test_a_generated_run_is_healthy_in_every_promise_of_this_engine(generated: P
     assert passed <= set(CHECKERS)
 
 
-def test_one_effect_line_too_few_or_too_many_changes_the_verdict(generated: Path) -> None:
-    """Goal: no checker is blind to a lost or repeated effect. Method: try every single line.
-
-    Rules C1, C9.
-    """
-    tried = 0
-    for path in sorted((generated / "effects").glob("[0-9]*.jsonl")):
-        original = path.read_text()
-        lines = original.splitlines(keepends=True)
-        for number, line in enumerate(lines):
-            if '"what":"effect"' not in line:
-                continue
-            for changed in (
-                lines[:number] + lines[number + 1 :],
-                lines[: number + 1] + lines[number:],
-            ):
-                path.write_text("".join(changed))
-                assert judge(generated, write=False).verdict != "pass", f"{path}:{number + 1}"
-                tried += 1
-        path.write_text(original)
-
-    assert tried > 80
-    assert judge(generated, write=False).verdict == "pass"
-
-
 def test_an_effect_that_vanishes_with_its_number_is_still_missed(generated: Path) -> None:
     """Goal: the checkers see it, not only the reader that counts lines. Method: renumber."""
     path = max((generated / "effects").glob("[0-9]*.jsonl"), key=lambda p: p.stat().st_size)

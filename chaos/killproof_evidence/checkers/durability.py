@@ -5,12 +5,14 @@ import re
 from killproof_evidence.checkers.leases import lease_was_live
 from killproof_evidence.checkers.schedules import is_scheduled
 from killproof_evidence.contract import DELETED, TERMINAL
-from killproof_evidence.evidence import Change, Evidence, Story, at, at_end, where
+from killproof_evidence.evidence import Change, Evidence, Execution, Story, at, at_end, where
 from killproof_evidence.finding import Finding, Line, Tally
 from killproof_evidence.history import Operation
 
 #: Texts under which SQLite's locks reach a client, whatever the queue wraps them in.
 LOCK_ERROR = re.compile(r"database (table )?is locked|SQLITE_BUSY|SQLITE_LOCKED|DatabaseBusy")
+#: Words of a script at which a handler fails; its outcome must not be told as a success.
+FAILED = frozenset({"raise", "permanent"})
 #: And those of a file that is broken, or was while somebody looked.
 CORRUPT_ERROR = re.compile(r"disk image is malformed|not a database|SQLITE_(CORRUPT|NOTADB)")
 #: How long a call may wait for the lock before its error is the declared one, ms.
@@ -26,6 +28,7 @@ def durable_acknowledgement(evidence: Evidence) -> Finding:
         if enqueue is None:
             continue
         tally.checked += 1
+        _check_own(evidence, tally, story)
         if story.row is None and not _may_be_gone(evidence, story):
             seen = story.changes[-1].at if story.changes else None
             starts = (execution.at for execution in story.executions[-3:])
@@ -69,6 +72,38 @@ def _check_given(evidence: Evidence, tally: Tally, story: Story) -> None:
                 where(change.before),
                 change.at,
             )
+
+
+def _check_own(evidence: Evidence, tally: Tally, story: Story) -> None:
+    """Each acknowledged enqueue has a job of its own, and that bears the name that it was given.
+
+    A key is there to make two enqueues one job, and a run has one name. The dead are P13's.
+    """
+    enqueues = [op for op in story.enqueues if op.type == "ok" and op.job is not None]
+    asked = [op.value for op in enqueues if isinstance(op.value, dict)]
+    alone = [value for value in asked if value.get("key") is None and "run" not in value]
+    births = sum(change.old is None for change in story.changes)
+    if not story.changes and any(DELETED in new for new in evidence.contract.edges.values()):
+        births = len(alone)  # The row may have gone each time, and nothing tells.
+    if len(alone) > max(births, 1):
+        tally.violate(
+            story.label,
+            f"{len(alone)} enqueues without a key were acknowledged as job {story.label}, and "
+            f"it is {max(births, 1)}",
+            *(line for op in enqueues[:8] for line in (at(op), at_end(op))),
+            *(change.at for change in story.changes[:1]),
+        )
+    row, names = story.row, {str(value.get("id")) for value in asked}
+    if row is None or row.name is None or row.state == "dead" or not names:
+        return
+    if str(row.name) not in names:
+        tally.violate(
+            story.label,
+            f"job {story.label} has the payload of {row.name} at the end, which is not what was "
+            "enqueued",
+            at(enqueues[0]),
+            row.at,
+        )
 
 
 def _may_be_gone(evidence: Evidence, story: Story) -> bool:
@@ -138,15 +173,18 @@ def nothing_done_unseen(evidence: Evidence) -> Finding:
     tally = Tally()
     acks_recorded = any(story.outcomes for story in evidence.stories)
     for story in evidence.stories:
+        _check_unstarted(tally, story)
         succeeded = [change for change in story.changes if change.new == "succeeded"]
         if succeeded or story.state == "succeeded":
             tally.checked += 1
             _check_effect(tally, story)
+        _check_acked(evidence, tally, story)
         if acks_recorded:
             for change in story.changes:
                 if change.ends and change.new != "leased":
                     tally.checked += 1
                     _check_cause(evidence, tally, story, change)
+            _check_asked_to_cancel(evidence, tally, story)
     if evidence.clock_stepped:
         tally.missing("the wall clock was stepped, so no lease's end can be placed in time")
     return tally.finding("no job succeeded")
@@ -156,12 +194,68 @@ def _check_effect(tally: Tally, story: Story) -> None:
     made = any(execution.effects for execution in story.executions)
     end = story.row.at if story.row else story.changes[-1].at
     if not story.executions:
-        tally.violate(
-            story.label, f"job {story.label} succeeded, but its handler never started", end
-        )
+        never = f"job {story.label} succeeded, but its handler never started"
+        tally.violate(story.label, never, end, *story.unstarted[:8])
     elif not (made or story.tables or story.posts):
         starts = (execution.at for execution in story.executions[:5])
         tally.violate(story.label, f"job {story.label} succeeded without an effect", end, *starts)
+
+
+def _check_unstarted(tally: Tally, story: Story) -> None:
+    """What a handler did, it did after it had said that it begins."""
+    if story.unstarted:
+        tally.checked += 1
+        tally.violate(
+            story.label,
+            f"the handler of job {story.label} left traces, and had not said that it begins",
+            *story.unstarted[:8],
+        )
+
+
+def _check_acked(evidence: Evidence, tally: Tally, story: Story) -> None:
+    """Nobody acks what his own handler has failed at, or has not come to the end of."""
+    acked = {op.fence: op for op in story.outcomes if op.f == "ack" and op.type == "ok"}
+    for execution in story.executions if acked else ():
+        ack = acked.get(execution.fence)
+        if ack is None or ack.fence is None or ack.pid != execution.pid:
+            continue
+        how = _undone(evidence, story, execution)
+        if how is not None:
+            tally.violate(
+                story.label,
+                f"{ack.process} was told ok for its ack of job {story.label}, whose handler {how}",
+                execution.at,
+                (execution.file, execution.line_end) if execution.ended else None,
+                at(ack),
+                at_end(ack),
+            )
+
+
+def _check_asked_to_cancel(evidence: Evidence, tally: Tally, story: Story) -> None:
+    """Nothing is cancelled unasked, but a step whose run goes on without it."""
+    if story.tried("cancel") or "run" in story.asked or is_scheduled(evidence, story):
+        return
+    for change in story.changes:
+        if change.new == "cancelled" and change.old != "cancelled":
+            tally.violate(
+                story.label,
+                f"job {story.label} was cancelled, and nobody had asked for that",
+                where(change.before),
+                change.at,
+            )
+
+
+def _undone(evidence: Evidence, story: Story, execution: Execution) -> str | None:
+    """Say what is missing from an execution that was acked; None: nothing."""
+    if not execution.ended:
+        # Who ends in order has come to the end of his handlers, and each says so.
+        return "never came to its end" if execution.pid in evidence.history.exited else None
+    if execution.outcome in FAILED:
+        return f"failed ({execution.outcome})"
+    # The row of a table is written by the queue; of each other effect the handler says so.
+    if not execution.effects and story.asked.get("sink", "table") != "table":
+        return "ended without its effect"
+    return None
 
 
 def _check_cause(evidence: Evidence, tally: Tally, story: Story, change: Change) -> None:

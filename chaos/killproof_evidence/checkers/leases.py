@@ -28,7 +28,9 @@ def lease_exclusion(evidence: Evidence) -> Finding:
     """P4: two live leases of one job never overlap."""
     tally = Tally()
     overlaps = overlap_ns = 0
+    workers = _workers(evidence)
     for story in evidence.stories:
+        _check_claimed(tally, story, workers)
         for index, claim in enumerate(story.claims):
             if claim.type != "ok":
                 continue
@@ -46,6 +48,30 @@ def lease_exclusion(evidence: Evidence) -> Finding:
     tally.figures["overlapping_executions"] = overlaps
     tally.figures["overlapping_ms"] = overlap_ns // 1_000_000
     return tally.finding("no claim is on record")
+
+
+def _workers(evidence: Evidence) -> set[int]:
+    """Return the processes whose claims are on record, with the tokens that they got."""
+    if not any(op.fence is not None for story in evidence.stories for op in story.claims):
+        return set()
+    operations = evidence.history.operations
+    return {op.pid for op in operations if op.f == "claim" or op.f in OUTCOMES}
+
+
+def _check_claimed(tally: Tally, story: Story, workers: set[int]) -> None:
+    """Whose claims are on record has one for each token under which it ran a job.
+
+    Without it nobody can tell when that lease began, so nobody can tell that it was alone.
+    """
+    for execution in story.executions:
+        if execution.pid not in workers or execution.fence is None:
+            continue
+        claim = story.claim_of(execution.fence)
+        if claim is None or claim.type != "ok":
+            tally.missing(
+                f"process {execution.pid} ran job {story.label} under token {execution.fence}, "
+                "and no claim of that is on record"
+            )
 
 
 def _check_pair(
