@@ -70,6 +70,7 @@ def terminal(record: Record) -> list[RenderableType]:
         *only_lines(record),
         *healthy_lines(record),
         *canary_lines(record),
+        *crossed_lines(record),
         *record["problems"],
     ]
     style = {"pass": "bold green", "violated": "bold red", "unknown": "bold yellow"}
@@ -156,6 +157,12 @@ def canary_lines(record: Record) -> list[str]:
     return [f"canary: of {runs} seeds reported: {reported}; {word}"]
 
 
+def crossed_lines(record: Record) -> list[str]:
+    """Return how much of the map is blank, because the time ended first."""
+    left = record["counts"]["cross_left"]
+    return [f"{left:,} runs of other engines were not made: their cells are blank"] if left else []
+
+
 # Markdown and the page.
 
 
@@ -184,6 +191,7 @@ def markdown(record: Record, page: str) -> str:
         "that the gallery names; the others have a few seconds. ~ only another property was "
         "found, - the engine cannot run this queue, · it does not judge this property.",
         _queues(record),
+        "\n".join(crossed_lines(record)),
         "## Checkers",
         "A checker is the only catcher of a queue when on no seed another property was found.",
         _checkers(record),
@@ -302,6 +310,7 @@ def render(record: Record) -> str:
         times=Markup(report_power_plot.times(queues)),
         healthy=healthy_lines(record),
         canary=canary_lines(record),
+        crossed_lines=crossed_lines(record),
         method=METHOD.split(". "),
         crossed=CROSS,
         limits=LIMITS,

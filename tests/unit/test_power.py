@@ -86,6 +86,18 @@ def test_runs_that_were_not_made_are_no_pass(count: int) -> None:
     assert record["problems"] == [f"{20 - count} runs were not made: somebody came"]
 
 
+def test_a_run_that_somebody_ended_is_no_pass_though_only_other_engines_are_left() -> None:
+    asked = Asked(seeds=20, only=(NAME,), healthy=False)
+    planned = trials.trials(asked)
+    made = caught([trial for trial in planned if trial.part == "intended"])
+    ended = record_of(asked, planned, made, interrupted="somebody came")
+    out_of_time = record_of(asked, planned, made)
+
+    assert ended["verdict"] == "unknown"
+    assert out_of_time["verdict"] == "pass"
+    assert report_power.crossed_lines(out_of_time)[0].startswith("3 runs of other engines")
+
+
 def test_a_run_that_failed_is_neither_found_nor_missed() -> None:
     planned = trials.trials(ASKED)
     made = caught(planned)

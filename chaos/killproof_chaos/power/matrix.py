@@ -44,6 +44,8 @@ def record_of(
     problems = [f"{' '.join(one.trial.argv())}: {one.why}" for one in failed[:REASONS_MAX]]
     if left:
         problems.append(f"{len(left)} runs were not made: {interrupted or 'the budget ended'}")
+    elif interrupted:
+        problems.append(interrupted)
     missed = [queue["name"] for queue in queues if queue["missed_seeds"]]
     alarms = sum(row["alarms"] for row in healthy)
     wrong = bool(missed or alarms or (canary and canary["wrong"]))
