@@ -81,8 +81,8 @@ def fault_of(name: str) -> Fault:
 def command_of(fault: Fault) -> str:
     """Return the command that catches a broken queue.
 
-    >>> command_of(gallery.fault("checks-then-claims"))
-    'killproof chaos sim --target checks-then-claims --scenario claim'
+    >>> command_of(gallery.fault("synchronous-normal"))
+    'killproof chaos disk --target synchronous-normal --fail-fast'
     """
     engine = COMMAND_OF.get(fault.engine, fault.engine)
     return shlex.join(["killproof", "chaos", engine, "--target", fault.name, *fault.options])
