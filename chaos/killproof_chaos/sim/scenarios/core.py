@@ -301,7 +301,8 @@ POISON: Final = Scenario(
     name="poison",
     text="a job that fails each time stands before another, and two workers look",
     actors={"w1": work_once, "w2": work_once},
-    jobs=(job(1, script=("raise",)), job(2)),
+    # The third is left when the two workers have had their turn: by it one sees who does not wait.
+    jobs=(job(1, script=("raise",)), job(2), job(3)),
     # Time is virtual: a due job waits at most for the lease of one that was held when all ended.
     parameters={"starve_ms": 1_000},
     needs=frozenset({"enqueue", "claim", "ack", "nack"}),
