@@ -16,7 +16,7 @@ FAULT: Final = Fault(
     right="the claim counts, and nothing else does",
     engine="sim",
     options=("--scenario", "last-attempt", "--keep-going"),
-    seen=("apache/helix#424", "endatix/endatix#1017"),
+    seen=("apache/helix#424",),
 )
 
 

@@ -16,7 +16,6 @@ FAULT: Final = Fault(
     engine="sim",
     options=("--scenario", "promote"),
     seen=("wildbit/mysql-queue#4",),
-    articles=("F48",),
 )
 
 
