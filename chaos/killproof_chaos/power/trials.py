@@ -14,6 +14,7 @@ from typing import Any, Final
 from killproof_chaos import gallery, targets
 from killproof_chaos.gallery import SHORT, Fault
 from killproof_chaos.plan import NEMESES_DEFAULT
+from killproof_evidence.judge import PROPERTIES
 
 ENGINES: Final = ("sim", "crash", "disk", "proc")
 COMMANDS: Final = {"proc": "run"}
@@ -151,15 +152,17 @@ def faults(asked: Asked) -> list[Fault]:
 def in_slice(found: Sequence[Fault]) -> list[Fault]:
     """Return the queues of a slice: all of the quick engines, and a few that take real processes.
 
-    Those come first whose property no quick engine has to find in another queue, and of these one
-    for each property.
+    One for each property comes first, and of these the one that no quick engine has to find in
+    another queue. Not those that break a bound of time, which with real processes a busy
+    machine cannot judge.
     """
     quick = {fault.promise for fault in found if fault.engine != "proc"}
-    slow = [fault for fault in found if fault.engine == "proc"]
+    timed = {entry.number for entry in PROPERTIES if entry.time_bound}
+    slow = [fault for fault in found if fault.engine == "proc" and fault.promise not in timed]
     before: Counter[str] = Counter()
     ranked = []
     for fault in sorted(slow, key=lambda fault: (fault.seconds, fault.name)):
-        ranked.append((fault.promise in quick, before[fault.promise], fault.name))
+        ranked.append((before[fault.promise], fault.promise in quick, fault.name))
         before[fault.promise] += 1
     few = {name for _, _, name in sorted(ranked)[:SLICE_PROC_MAX]}
     return [fault for fault in found if fault.engine != "proc" or fault.name in few]
