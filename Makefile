@@ -9,7 +9,7 @@ PAGES = README.md $(shell find docs -name '*.md')
 .DEFAULT_GOAL := help
 .PHONY: help install check check-all fresh lint format types imports cog cog-check test quick \
     mutations report report-chaos report-contention report-crash report-model \
-    report-power-cut report-schedules report-watching clean
+    report-power report-power-cut report-schedules report-watching clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -185,6 +185,14 @@ report-schedules: ## Every schedule of every scenario, and many at random: repor
 	    from killproof_chaos.report_schedules import write_markdown; \
 	    write_markdown(*map(Path, sys.argv[1:3]), *sys.argv[3:])' \
 	    $(SCHEDULES) reports/schedules.md $(MAKEOVERRIDES)
+
+POWER = killproof-store/power
+# Broken queues come first, then healthy ones; what is left of the time is for the other engines.
+POWER_BUDGET ?= 33m
+
+report-power: ## What the harness finds, how surely and how fast: reports/power.md (35 minutes).
+	$(BIN)/killproof chaos power --seeds 20 --budget $(POWER_BUDGET) --store $(POWER); test $$? -le 2
+	cp $(POWER)/power.md $(POWER)/power.html reports/
 
 clean: ## Remove what tools have left.
 	rm -rf .fresh .ci-venv .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis \
