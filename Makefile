@@ -191,6 +191,7 @@ POWER = killproof-store/power
 POWER_BUDGET ?= 33m
 
 report-power: ## What the harness finds, how surely and how fast: reports/power.md (35 minutes).
+	rm -rf $(POWER)
 	$(BIN)/killproof chaos power --seeds 20 --budget $(POWER_BUDGET) --store $(POWER); test $$? -le 2
 	cp $(POWER)/power.md $(POWER)/power.html reports/
 
