@@ -280,9 +280,11 @@ class _Run:
                 self._kill(source.choice(sorted(born, key=lambda process: process.base)))
 
     def _get_on(self, due: float) -> None:
-        """Wait until the players have begun so many operations, or have done all of theirs."""
+        """Wait until the players have begun so many operations, or no player is left."""
+        # While everybody is about to be killed, a player that was killed before is not born again,
+        # and the other one may be at its end.
         self._wait(
-            lambda: self._progress() >= due or len(self._ended) == len(self.lists),
+            lambda: self._progress() >= due or not self.crew.of_role("player"),
             RUN_SECONDS_MAX,
             "did not get on",
         )
