@@ -264,7 +264,8 @@ def _judge(grade: Grade, fault: Fault, stage: Stage, store: Path, clock: "_Clock
     try:
         record = _run(stage, argv, store, clock, grade.file)
     except StageFailed as failed:
-        grade.add(stage.what, "unknown", f"{failed}; the command was: {shlex.join(argv)}")
+        grade.add(stage.what, "unknown", str(failed))
+        grade.again, grade.evidence = shlex.join(argv), str(store)
         return
     except Endless as endless:
         grade.add(stage.what, "violated", f"it never ends: {endless}")
