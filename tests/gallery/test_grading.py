@@ -53,7 +53,9 @@ REPAIRS: Final[dict[str, Changes]] = {
     ),
     "frees-key-at-claim": (("key = NULL,", ""),),
     "due-in-local-time": ((", '+1 hour'", ""),),
-    "last-in-first-out": (("priority, due_ms DESC, id DESC", "priority, due_ms, id"),),
+    "one-failure-stops-all": (
+        ("CLAIM = MinimalQueue.CLAIM.replace(", "BEFORE = MinimalQueue.CLAIM.replace("),
+    ),
     "fails-fast": (("busy_timeout = 0", "busy_timeout = 30000"),),
     "limit-never-given-back": (("NEW.state = ''succeeded''", "NEW.state <> ''leased''"),),
 }
