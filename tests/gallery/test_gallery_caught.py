@@ -37,7 +37,7 @@ def outcomes(
     tmp_path_factory: pytest.TempPathFactory,
     on_disk: Callable[[Path], Path],
 ) -> Mapping[str, Outcome]:
-    """What came of each trial that a test of this session asks for."""
+    """What came of each trial that a test of this run asks for."""
     asked = [
         item.callspec.params["trial"]
         for item in request.session.items
