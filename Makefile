@@ -72,6 +72,14 @@ quick: ## What needs no processes: seconds.
 mutations: ## Take the core's guards away, one at a time, and see tests go red: minutes.
 	$(BIN)/python tests/mutations.py
 
+.PHONY: mutate-checkers histories
+PROCESSES ?= 1
+mutate-checkers: ## Change the checkers everywhere and see tests go red: FILES=leases, PROCESSES=2.
+	$(BIN)/python tests/mutate_checkers.py --processes $(PROCESSES) $(FILES)
+
+histories: ## Record the runs without faults anew, of which each line is tried.
+	$(BIN)/python -m tests.checkers.record
+
 .PHONY: matrix
 matrix: ## The core in other surroundings: another SQLite, Python, zone, locale, limits (minutes).
 	$(BIN)/python tests/matrix.py $(ROWS)

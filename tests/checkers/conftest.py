@@ -477,6 +477,7 @@ def is_of_a_test(name: str) -> bool:
 def finding_as_record(finding: Finding) -> dict[str, Any]:
     record: dict[str, Any] = {"verdict": finding.verdict, "checked": finding.checked}
     record |= {"figures": finding.figures} if finding.figures else {}
+    record |= {"level": finding.level} if finding.level is not None else {}
     if finding.verdict == "unknown":
         record["reason"] = finding.reason
     if finding.violations:

@@ -82,7 +82,7 @@ def _excused(evidence: Evidence, story: Story, first: Execution, second: Executi
         return True
     outcomes = [op for op in _outcomes(story, first) if op.f != "extend"]
     if any(op.f == "ack" and op.type == "ok" for op in outcomes):
-        return bool(story.told("replay")) or story.tried("replay")
+        return story.tried("replay")
     if any(op.type == "info" or (op.f != "ack" and op.type == "ok") for op in outcomes):
         # Nobody knows whether the ack happened, or the worker gave the job back on purpose.
         return True
