@@ -1,6 +1,6 @@
 """Changes the checkers in one place after another, and sees their hand-written histories go red.
 
-    python tests/mutate_checkers.py                    # all; reports/checkers-mutation.md
+    python tests/mutate_checkers.py                    # all; writes a report into reports/
     python tests/mutate_checkers.py leases effects     # these files alone, no report
     python tests/mutate_checkers.py --processes 2
 

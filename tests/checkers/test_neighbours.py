@@ -239,6 +239,32 @@ def test_an_extension_of_the_second_claim_counts_too(
     assert run.verdict("P4") == "violated"
 
 
+def test_an_outcome_that_was_refused_ends_no_lease(
+    run: "Run", producer: "Process", first: "Process", second: "Process"
+) -> None:
+    job = producer.enqueues("a")
+    first.claims(job)
+    first.acks(job, answer="fail")
+    second.claims(job)
+
+    assert run.verdict("P4") == "violated"
+
+
+def test_a_worker_that_only_ever_claimed_is_asked_for_its_claims_too(
+    run: "Run", producer: "Process", first: "Process", second: "Process"
+) -> None:
+    job = producer.enqueues("a")
+    first.claims(job)
+    first.runs(job)
+    first.acks(job)
+    second.polls()
+    other = producer.enqueues("b")
+    other.fence = 1
+    second.runs(other)
+
+    assert run.verdict("P4") == "unknown"
+
+
 # --- P7, P13, P15.
 
 
