@@ -82,6 +82,7 @@ class Stage:
     engine: str
     argv: tuple[str, ...]  #: behind `killproof chaos ENGINE --target FILE`
     must_pass: tuple[str, ...] = ()  #: promises that it must have shown to be kept
+    beside: frozenset[str] = frozenset()  #: promises on which it is not heard
     seconds: float = 2.0  #: about, on a quiet machine
 
     def command(self, file: str) -> list[str]:
@@ -231,6 +232,9 @@ def general(fault: Fault, seen: Mapping[str, Any]) -> list[Stage]:
                 engine="crash",
                 argv=GENERAL_CRASH,
                 must_pass=("P6",),
+                # It looks whether the file is as before the operation or as after it, and looks
+                # late at times: a queue that takes back lost jobs when it is opened has done so.
+                beside=frozenset({"P14"}),
                 seconds=3.0,
             )
         )
@@ -270,7 +274,11 @@ def _judge(grade: Grade, fault: Fault, stage: Stage, store: Path, clock: "_Clock
     except Endless as endless:
         grade.add(stage.what, "violated", f"it never ends: {endless}")
         return
-    broken = [n for n, found in record["properties"].items() if found["verdict"] == "violated"]
+    broken = [
+        number
+        for number, found in record["properties"].items()
+        if found["verdict"] == "violated" and number not in stage.beside
+    ]
     broken.sort(key=lambda number: number != fault.promise)
     errors = record.get("errors") or []
     unseen = [
