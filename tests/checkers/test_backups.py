@@ -134,6 +134,16 @@ def test_a_backup_that_a_later_one_has_replaced_is_seen(run: "Run", producer: "P
     )
 
 
+def test_backups_whose_names_are_not_told_are_not_taken_for_one(
+    run: "Run", producer: "Process"
+) -> None:
+    for _ in range(2):
+        producer.invokes("backup")
+        producer.hears("ok")
+
+    assert run.verdict("P24") == "unknown"
+
+
 def test_a_backup_that_nobody_has_opened_leaves_it_unknown(run: "Run", producer: "Process") -> None:
     producer.enqueues("a")
     producer.backs_up()

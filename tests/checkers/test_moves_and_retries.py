@@ -327,6 +327,44 @@ def test_a_job_that_failed_for_good_may_run_again_when_it_is_replayed(
     assert run.verdict("P8") == "pass"
 
 
+def test_a_failure_without_a_token_may_be_that_of_its_own_process_s_attempt(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    """The lease of the first ran out, another had begun, and the first failed only then."""
+    run.parameters["retry"] = "doubling:0.1"
+    other = run.process("w2")
+    job = producer.enqueues("a")
+    worker.claims(job)
+    worker.starts(job)
+    run.passes(600)
+    run.reaps(job)
+    other.claims(job)
+    other.starts(job)
+    worker.nacks(job, token=False)
+    run.passes(120)
+    worker.claims(job)
+
+    assert run.verdict("P9") == "pass"
+
+
+def test_a_job_that_has_got_the_id_of_a_dead_one_is_not_that(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    run.edges["dead"] = ("deleted",)
+    dead = fails_for_good(run, producer, worker, "dead")
+    run.commits(dead, None)
+    job = run.job("b")
+    job.id, job.fence, dead.rows = dead.id, dead.fence, 0
+    producer.invokes("enqueue", value=job.asked)
+    run.commits(job, "available")
+    producer.hears("ok", job=job)
+    worker.claims(job)
+    worker.runs(job)
+    worker.acks(job)
+
+    assert run.verdict("P8") == "pass"
+
+
 def test_a_dead_job_that_gets_another_priority_is_not_claimed(
     run: "Run", producer: "Process", worker: "Process"
 ) -> None:

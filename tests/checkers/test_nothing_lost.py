@@ -191,6 +191,32 @@ def test_a_job_that_has_another_s_payload_at_the_end_is_lost(run: "Run") -> None
     assert "job 1 has the payload of z at the end" in run.story("P1")
 
 
+def test_a_job_may_bear_the_name_of_an_enqueue_under_its_key_that_nobody_heard_of(
+    run: "Run",
+) -> None:
+    """A producer is killed between the commit and its answer, and another asks for the same key."""
+    producer, other = run.process("p1"), run.process("p2")
+    job = producer.enqueues("a", key="k", answer="info")
+    other.enqueues("b", key="k", exists=False)
+    other.lines[-1]["job"] = job.id
+
+    assert run.verdict("P1") == "pass"
+
+
+@pytest.mark.parametrize("audited", [True, False])
+def test_an_id_that_is_given_again_may_be_that_of_a_job_nobody_heard_of(
+    run: "Run", audited: bool
+) -> None:
+    producer, _, job = worked_off(run)
+    run.edges["succeeded"] = ("deleted",)
+    run.commits(job, None)
+    other = producer.enqueues("b", answer="info")
+    run.audit[-1]["job"] = other.id = job.id
+    run.audited = audited
+
+    assert run.verdict("P1") == "pass"
+
+
 def test_no_acknowledged_enqueue_is_no_evidence(run: "Run") -> None:
     run.process("p1").enqueues("a", answer="info")
 
@@ -525,6 +551,16 @@ def test_whose_ack_came_from_another_process_is_not_asked_for_his_handler(run: "
     handler.starts(job)
     handler.makes_effect(job)
     worker.acks(job)
+
+    assert run.verdict("P3") == "pass"
+
+
+def test_whoever_cancels_all_jobs_of_a_kind_names_none(run: "Run") -> None:
+    producer, _, _ = worked_off(run)
+    job = producer.enqueues("b", delay_ms=500)
+    producer.invokes("cancel", value={"kind": "k"})
+    run.commits(job, "cancelled")
+    producer.hears("ok", value=1)
 
     assert run.verdict("P3") == "pass"
 

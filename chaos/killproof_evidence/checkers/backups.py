@@ -28,7 +28,7 @@ def whole_backups(evidence: Evidence) -> Finding:
         if op.f != "backup" or op.type != "ok":
             continue
         name = op.value_end.get("backup") if isinstance(op.value_end, dict) else None
-        if (earlier := named.setdefault(str(name), op)) is not op:
+        if name is not None and (earlier := named.setdefault(str(name), op)) is not op:
             story = f"backup {name} was made twice: the later one has replaced the earlier"
             tally.violate(None, story, at(earlier), at_end(earlier), at(op), at_end(op))
         backup = evidence.backups.get(str(name))

@@ -77,15 +77,17 @@ def _check_given(evidence: Evidence, tally: Tally, story: Story) -> None:
 def _check_own(evidence: Evidence, tally: Tally, story: Story) -> None:
     """Each acknowledged enqueue has a job of its own, and that bears the name that it was given.
 
-    A key is there to make two enqueues one job, and a run has one name. The dead are P13's.
+    A key is there to make two enqueues one job, and a run has one name: the job may bear that of an
+    enqueue under its key which nobody has heard of. The dead are P13's.
     """
-    enqueues = [op for op in story.enqueues if op.type == "ok" and op.job is not None]
-    asked = [op.value for op in enqueues if isinstance(op.value, dict)]
+    tried = [op for op in story.enqueues if op.type != "fail" and isinstance(op.value, dict)]
+    enqueues = [op for op in tried if op.type == "ok" and op.job is not None]
+    asked = [op.value for op in enqueues]
     alone = [value for value in asked if value.get("key") is None and "run" not in value]
     births = sum(change.old is None for change in story.changes)
-    if not story.changes and any(DELETED in new for new in evidence.contract.edges.values()):
-        births = len(alone)  # The row may have gone each time, and nothing tells.
-    if len(alone) > max(births, 1):
+    # Without an audit nothing tells how often a row has gone, and another got its id.
+    is_untold = not story.changes and any(DELETED in to for to in evidence.contract.edges.values())
+    if len(alone) > max(births, 1) and not is_untold:
         tally.violate(
             story.label,
             f"{len(alone)} enqueues without a key were acknowledged as job {story.label}, and "
@@ -93,9 +95,11 @@ def _check_own(evidence: Evidence, tally: Tally, story: Story) -> None:
             *(line for op in enqueues[:8] for line in (at(op), at_end(op))),
             *(change.at for change in story.changes[:1]),
         )
-    row, names = story.row, {str(value.get("id")) for value in asked}
+    row, names = story.row, {str(op.value.get("id")) for op in tried} if asked else set()
     if row is None or row.name is None or row.state == "dead" or not names:
         return
+    if is_untold or births > max(len(enqueues), 1):
+        return  # The last who got this id may be one who never heard of it.
     if str(row.name) not in names:
         tally.violate(
             story.label,
@@ -235,6 +239,9 @@ def _check_asked_to_cancel(evidence: Evidence, tally: Tally, story: Story) -> No
     """Nothing is cancelled unasked, but a step whose run goes on without it."""
     if story.tried("cancel") or "run" in story.asked or is_scheduled(evidence, story):
         return
+    operations = evidence.history.operations
+    if any(op.f == "cancel" and op.job is None and op.type != "fail" for op in operations):
+        return  # Somebody has cancelled jobs without naming them: this may be one of those.
     for change in story.changes:
         if change.new == "cancelled" and change.old != "cancelled":
             tally.violate(

@@ -2,6 +2,7 @@
 
 from bisect import bisect_right
 
+from killproof_evidence.checkers.leases import DOUBT_NS
 from killproof_evidence.evidence import Change, Evidence, Story, at, at_end, where
 from killproof_evidence.finding import Finding, Tally
 from killproof_evidence.history import Operation
@@ -150,6 +151,8 @@ def _check_permanent(tally: Tally, story: Story) -> None:
     op = next(final, None)
     if op is None or op.t_end is None:
         return
+    if any(enqueue.t > op.t and enqueue.type != "fail" for enqueue in story.enqueues):
+        return  # Its row has gone since, and another job has got the id.
     later = (claim for claim in story.claims if claim.type == "ok" and claim.t > (op.t_end or 0))
     claim = next(later, None)
     if claim is not None:
@@ -175,6 +178,8 @@ def _check_grave(tally: Tally, story: Story) -> None:
     for change in story.changes:
         if change.new == "dead":
             dead = change
+        elif change.old is None:
+            dead = None  # Its row had gone, and another job has got the id.
         elif dead is not None and change.takes and not story.tried("replay"):
             tally.violate(
                 story.label,
@@ -246,9 +251,14 @@ def _delay_of(story: Story, op: Operation, policy: str, attempts: dict[int | Non
 
 
 def _attempt_before(story: Story, op: Operation) -> int:
-    """Return the attempt that an outcome without a token was told of: the last that had begun."""
-    begun = [e.attempt or 1 for e in story.executions if e.t <= op.t]
-    return min(begun[-1:], default=1)
+    """Return the attempt that an outcome without a token was told of: the last that had begun.
+
+    Where its process has begun another after that of the process which tells it, either may be
+    meant, and the first has the shorter delay.
+    """
+    begun = [e for e in story.executions if e.t <= op.t]
+    its_own = [e for e in begun if e.pid == op.pid]
+    return min((e.attempt or 1 for e in (*begun[-1:], *its_own[-1:])), default=1)
 
 
 def _check_delay(
@@ -326,8 +336,24 @@ def _check_crashes(
                         change.at,
                     )
             ended = None
-        if change.ends and change.new in WAITING and not story.settled(change.fence_before):
+        if (
+            change.ends
+            and change.new in WAITING
+            and not story.settled(change.fence_before)
+            and not _may_be_told(evidence, story, change)
+        ):
             ended, crashes = change, crashes + 1
+
+
+def _may_be_told(evidence: Evidence, story: Story, change: Change) -> bool:
+    """Say whether an outcome without a token was under way when a lease ended."""
+    told = [op for op in story.outcomes_of(None) if op.f != "extend" and op.type != "fail"]
+    moment = evidence.moment(change.t_ms) if told else None
+    return any(
+        moment is None
+        or (op.t <= moment + DOUBT_NS and (op.t_end is None or moment - DOUBT_NS <= op.t_end))
+        for op in told
+    )
 
 
 def _claim_ms_max(evidence: Evidence) -> float:
