@@ -103,7 +103,7 @@ def test_a_short_run_finds_minimal_healthy_or_says_what_it_had_no_time_for(place
     assert all(fault["t"] < heal for fault in faults if fault["fault"] in {"kill", "pause"})
 
     again = chaos(place, "check", "run", "--json")
-    assert again.returncode == 0
+    assert again.returncode == done.returncode
     assert json.loads(again.stdout) == verdict
 
 
