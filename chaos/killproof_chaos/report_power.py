@@ -129,8 +129,9 @@ def only_lines(record: Record) -> list[str]:
 def healthy_lines(record: Record) -> list[str]:
     """Return the false alarms of each healthy queue, and the bound over all."""
     lines = []
-    for name in dict.fromkeys(row["target"] for row in record["healthy"]):
-        rows = [row for row in record["healthy"] if row["target"] == name]
+    made = [row for row in record["healthy"] if row["runs"]]
+    for name in dict.fromkeys(row["target"] for row in made):
+        rows = [row for row in made if row["target"] == name]
         told = ", ".join(f"{row['alarms']} in {row['runs']} of {row['engine']}" for row in rows)
         lines.append(f"false alarms, {name}: {told}")
         lines += [f"  {one['command']}: {' '.join(one['broken'])}"
@@ -146,7 +147,7 @@ def healthy_lines(record: Record) -> list[str]:
 def canary_lines(record: Record) -> list[str]:
     """Return which of the canary's seeds were reported."""
     canary = record["canary"]
-    if canary is None:
+    if canary is None or not canary["runs"]:
         return []
     runs = canary["runs"]
     if not canary["expected"] and not canary["reported"]:
