@@ -316,7 +316,10 @@ def _because(record: Mapping[str, Any]) -> str:
 def _story(record: Mapping[str, Any], number: str) -> Iterator[str]:
     """Yield the story of a broken promise: a schedule's steps, or the lines that prove it."""
     stories = record.get("stories") or []
-    for each in sorted(stories, key=lambda each: each["promise"] != number)[:1]:
+    # One that was shrunk for another promise may show this one too, and the other way round.
+    for each in sorted(
+        stories, key=lambda each: (f"({number})" not in each["text"], each["promise"] != number)
+    )[:1]:
         yield from each["text"].splitlines()
         return
     witnesses = record["properties"][number]["witnesses"] if number else []

@@ -147,7 +147,7 @@ CHEATS: Final[dict[str, tuple[Changes, str]]] = {
     ),
     "misspells a name": (
         ((NEVER_REAPS, "def claim(self):\n        return nonsense"),),
-        "line 26, in claim: NameError",
+        ", in claim: NameError",
     ),
     "never ends": (
         ((NEVER_REAPS, "def claim(self):\n        while True:\n            self.db"),),
