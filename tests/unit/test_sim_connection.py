@@ -505,6 +505,19 @@ def test_who_gives_sqlite_no_time_to_wait_meets_the_lock_of_another(
     assert any(run.rows == ["one", "one"] for run in runs), "who comes later meets nobody"
 
 
+def test_each_run_begins_with_the_patience_of_the_set_up(place: Path) -> None:
+    """Else the trace of a schedule would hang on those that were played before it."""
+
+    def write(db: sqlite3.Connection, told: list[str]) -> None:
+        assert isinstance(db, Connection)
+        told.append(str(db.is_patient))
+        db.execute("PRAGMA busy_timeout = 0").fetchall()
+
+    runs = play(place, [write, write], Dfs(1))
+
+    assert {text for run in runs for text in run.told} == {"True"}
+
+
 def test_a_connection_that_was_opened_without_patience_waits_once_it_is_given_some() -> None:
     runtime = Runtime(["actor0"], jump_ns=10**9, faults=Faults())
     runtime.quiet = True

@@ -43,7 +43,7 @@ def test_what_an_index_answers_walks_through_nothing(
 ) -> None:
     values = (1,) * sql.count("?")
 
-    assert list(scans(database, "job", {sql: ("claim", values)})) == []
+    assert list(scans(database, "job", {("claim", sql): values})) == []
 
 
 @pytest.mark.parametrize(
@@ -52,6 +52,9 @@ def test_what_an_index_answers_walks_through_nothing(
         ("SELECT id FROM job WHERE state = ? LIMIT 1", "claim walks through all jobs"),
         ("SELECT id FROM job WHERE kind = ? ORDER BY state", "claim sorts all jobs that it finds"),
         ("SELECT id FROM job ORDER BY state", "claim walks through all jobs"),
+        ("SELECT j.id FROM job AS j WHERE j.state = ?", "claim walks through all jobs"),
+        ('SELECT id FROM "job" j ORDER BY j.kind, j.state', "claim walks through all jobs"),
+        ("SELECT count(*) FROM job WHERE state = 'available'", "claim walks through all jobs"),
     ],
 )
 def test_what_grows_with_the_jobs_is_told_with_its_statement(
@@ -59,19 +62,31 @@ def test_what_grows_with_the_jobs_is_told_with_its_statement(
 ) -> None:
     values = ("x",) * sql.count("?")
 
-    assert list(scans(database, "job", {sql: ("claim", values)})) == [f"{how}: {sql}"]
+    assert list(scans(database, "job", {("claim", sql): values})) == [f"{how}: {sql}"]
 
 
 def test_what_is_asked_outside_of_a_jobs_life_may_look_at_all(database: sqlite3.Connection) -> None:
     sql = "SELECT state, count(*) FROM job GROUP BY state ORDER BY 2"
 
-    assert list(scans(database, "job", {sql: ("", ())})) == []
+    assert list(scans(database, "job", {("", sql): ()})) == []
 
 
-def test_many_rows_at_once_have_no_plan(database: sqlite3.Connection) -> None:
+def test_many_rows_at_once_are_gone_about_as_the_first(database: sqlite3.Connection) -> None:
     sql = "UPDATE job SET state = 'x' WHERE state = ?"
 
-    assert list(scans(database, "job", {sql: ("ack", [(1,), (2,)])})) == []
+    (walk,) = scans(database, "job", {("ack", sql): [(1,), (2,)]})
+
+    assert walk == f"ack walks through all jobs: {sql}"
+
+
+def test_what_was_met_outside_of_a_jobs_life_first_is_looked_at_in_it(
+    database: sqlite3.Connection,
+) -> None:
+    sql = "SELECT id FROM job WHERE state = 'x'"
+
+    (walk,) = scans(database, "job", {("", sql): (), ("claim", sql): ()})
+
+    assert walk == f"claim walks through all jobs: {sql}"
 
 
 @pytest.mark.parametrize(

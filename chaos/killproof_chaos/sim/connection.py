@@ -186,8 +186,8 @@ class Connection(sqlite3.Connection):
         """Belong to a process; from here on statements are points unless the runtime is quiet."""
         self.runtime, self.root = runtime, root
         self.has_snapshot = False
-        #: Whether SQLite would wait for a lock at all.
-        self.is_patient = True
+        #: Whether SQLite would wait for a lock at all, now and when a run begins.
+        self.is_patient = self.begins_patient = True
         #: A hash of what the open transaction has changed.
         self.written = 0
         #: A hash of what the machine has told the statement that runs: the time, or chance.
@@ -264,7 +264,7 @@ class Connection(sqlite3.Connection):
         if self.in_transaction:
             super().rollback()
         self.has_snapshot, self.written, self.version_base = False, 0, None
-        self.told = 0
+        self.told, self.is_patient = 0, self.begins_patient
         self._dice.again()
 
     def look(self) -> None:
@@ -299,6 +299,7 @@ class Connection(sqlite3.Connection):
             run(cursor, sql, values)
             if kind == PRAGMA:
                 self._keep_patience(sql)
+                self.begins_patient = self.is_patient
             return
         if self.root.is_dead:
             # Whoever calls: clean-up code of the dead may run when its objects are collected.
@@ -307,13 +308,7 @@ class Connection(sqlite3.Connection):
         waits = waits and not (self.root.unread and self._has_read())
         runtime.point(wants_lock=waits)
         life = runtime.life()
-        if sql not in runtime.asked:
-            runtime.asked[sql] = (life.operation, values)
-        if runtime.keeps_trace:
-            runtime.note("statement", sql, _shown(values))
-            cursor.event = runtime.trace[-1]
-        elif cursor.event is not None:
-            cursor.event = None  # A cursor may outlive a run, whose trace is done.
+        self._note(cursor, life, sql, values)
         was_inside, changes = self.in_transaction, self.total_changes
         start = perf_counter_ns()
         try:
@@ -354,6 +349,17 @@ class Connection(sqlite3.Connection):
             if written:
                 # The database has done it, and the caller has not heard yet: a place to die.
                 runtime.point()
+
+    def _note(self, cursor: Cursor, life: Life, sql: str, values: Any) -> None:
+        """Keep what is asked, for the trace and for those who ask how SQLite would go about it."""
+        runtime = self.runtime
+        if runtime.asked is not None:
+            runtime.asked.setdefault((life.operation, sql), values)
+        if runtime.keeps_trace:
+            runtime.note("statement", sql, _shown(values))
+            cursor.event = runtime.trace[-1]
+        elif cursor.event is not None:
+            cursor.event = None  # A cursor may outlive a run, whose trace is done.
 
     def saw(self, cursor: Cursor, rows: Any, *, is_all: bool) -> Any:
         """Note what the current actor was shown, and return it."""

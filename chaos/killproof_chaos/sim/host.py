@@ -204,7 +204,7 @@ class SimHost:
         connection = sqlite3.connect(path, **options)
         assert isinstance(connection, Connection)
         connection.attach(self._runtime, self._root)
-        connection.is_patient = is_patient
+        connection.is_patient = connection.begins_patient = is_patient
         return connection
 
     def token(self) -> str:

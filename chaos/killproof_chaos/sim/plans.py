@@ -14,27 +14,36 @@ from typing import Any, Final
 #: Calls that happen for each job; what a dashboard or an operator asks may cost more.
 LIFE: Final = frozenset({"enqueue", "claim", "extend", "ack", "nack"})
 SORTS: Final = "USE TEMP B-TREE FOR ORDER BY"
+#: Words of a statement that need not see all that it could.
+STOPS: Final = re.compile(r"\b(LIMIT|EXISTS)\b", re.IGNORECASE)
+#: What one row of many may be.
+ROWS: Final = (tuple, list, dict)
 
 
 def scans(
-    database: sqlite3.Connection, table: str, asked: Mapping[str, tuple[str, Any]]
+    database: sqlite3.Connection, table: str, asked: Mapping[tuple[str, str], Any]
 ) -> Iterator[str]:
     """Yield a sentence for each statement of a job's life that walks through the jobs.
 
     Args:
         database: a connection that simulates nothing.
         table: where the jobs are.
-        asked: statement -> the operation in which it was met first, and its values.
+        asked: operation and statement -> the values that it was met with first.
     """
-    whole = re.compile(rf"SCAN (TABLE )?{re.escape(table)}\b(?!.* USING )")
-    some = re.compile(rf"(SCAN|SEARCH) (TABLE )?{re.escape(table)}\b(?!.* INTEGER PRIMARY KEY)")
-    for sql, (operation, values) in asked.items():
+    for (operation, sql), values in asked.items():
         if operation not in LIFE:
             continue
+        jobs = "|".join(map(re.escape, _names(table, sql)))
+        # An index is walked through as well, unless the statement stops at what it looked for.
+        way = "(?!.* USING )" if STOPS.search(sql) else ""
+        whole = re.compile(rf"SCAN (TABLE )?({jobs})\b{way}")
+        some = re.compile(rf"(SCAN|SEARCH) (TABLE )?({jobs})\b(?!.* INTEGER PRIMARY KEY)")
+        # Of many rows at once the first will do.
+        is_many = isinstance(values, list) and bool(values) and isinstance(values[0], ROWS)
         plan: list[tuple[int, str]] = []
-        with suppress(sqlite3.Error):  # Of many rows at once, or of no plan: a PRAGMA, a COMMIT.
-            rows = database.execute(f"EXPLAIN QUERY PLAN {sql}", values)
-            plan = [(parent, str(detail)) for _, parent, _, detail in rows]
+        with suppress(sqlite3.Error):  # What has no plan: a PRAGMA, a COMMIT.
+            asks = database.execute(f"EXPLAIN QUERY PLAN {sql}", values[0] if is_many else values)
+            plan = [(parent, str(detail)) for _, parent, _, detail in asks]
         # What is sorted are the rows of the loops beside the sort, not those of a query inside.
         sorted_in = {parent for parent, step in plan if step == SORTS}
         text = " ".join(sql.split())
@@ -42,3 +51,11 @@ def scans(
             yield f"{operation} walks through all jobs: {text}"
         elif any(parent in sorted_in and some.match(step) for parent, step in plan):
             yield f"{operation} sorts all jobs that it finds: {text}"
+
+
+def _names(table: str, sql: str) -> list[str]:
+    """Return how SQLite may name the table in a plan: by the names that the statement gives it."""
+    given = re.findall(
+        rf"\b{re.escape(table)}[\"\]`]?\s+(?:AS\s+)?[\"\[`]?(\w+)", sql, re.IGNORECASE
+    )
+    return [table, *given]  # A word that is no name, as WHERE, is in no plan.

@@ -196,13 +196,15 @@ class Runtime:
         self.idle_until = 0
         self.keeps_trace = False
         self.quiet = True
-        #: Every statement of all runs, with the operation and the values that it was met with.
-        self.asked: dict[str, tuple[str, Any]] = {}
+        #: The statements of a run, by operation and text, with their first values; None: not kept.
+        self.asked: dict[tuple[str, str], Any] | None = None
         self.reset()
 
     def reset(self) -> None:
         """Go back to the beginning of time."""
         self.lives = list(self.roots)
+        if self.asked is not None:
+            self.asked.clear()
         for life in self.roots:
             life.reset()
         self.main = getcurrent()

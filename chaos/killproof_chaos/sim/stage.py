@@ -140,7 +140,10 @@ class Stage:
         self._verdicts: dict[int, Verdict] = {}
         self._problems: dict[int, list[str]] = {}  #: of the file, by a hash of what was committed
         self._runs = 0
-        self._explained, self._walks = 0, tuple[str, ...]()
+        #: What SQLite would walk through, by operation and statement: each is explained once.
+        self._walks: dict[tuple[str, str], list[str]] = {}
+        if scenario.plans:
+            self.runtime.asked = {}
         self._database: sqlite3.Connection | None = None
         self._image: Image | None = None
         if scenario.syncs and hasattr(target, "announce"):
@@ -420,13 +423,11 @@ class Stage:
         )
 
     def _scans(self) -> tuple[str, ...]:
-        """Return what SQLite would walk through for the statements so far, each asked once."""
-        asked = self.runtime.asked
-        if len(asked) > self._explained:
-            table = self.target.audit.table
-            self._explained = len(asked)
-            self._walks = tuple(plans.scans(self.database, table, asked))
-        return self._walks
+        """Return what SQLite would walk through for the statements of this run."""
+        asked, table = self.runtime.asked or {}, self.target.audit.table
+        for key in asked.keys() - self._walks.keys():
+            self._walks[key] = list(plans.scans(self.database, table, {key: asked[key]}))
+        return tuple(walk for key in asked for walk in self._walks[key])
 
     def _integrity(self) -> list[str]:
         """Return what SQLite finds wrong with the file, once for equal commits."""
