@@ -187,6 +187,15 @@ def test_a_run_goes_on_where_it_was_interrupted(place: Path) -> None:
     assert record_of(ASKED, planned, made.outcomes)["verdict"] == "pass"
 
 
+def test_a_run_for_which_the_machine_had_no_time_is_made_again_and_no_other() -> None:
+    (trial,) = trials.trials(Asked(seeds=1, only=(NAME,), cross=0, healthy=False))
+    why = "the supervisor was starved of CPU for 978 ms"
+
+    assert running.is_starved(outcome(trial, verdict="unknown", why=why))
+    assert not running.is_starved(outcome(trial, verdict="unknown", why="nothing was checked"))
+    assert not running.is_starved(outcome(trial, PROMISE))
+
+
 def test_a_store_of_other_code_or_of_something_else_is_refused(place: Path) -> None:
     (place / "mine.txt").write_text("mine", encoding="utf-8")
     with pytest.raises(ValueError, match="is not empty: give a new folder"):

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,8 @@ from killproof_chaos.power.trials import Outcome, Trial
 TRIALS_MAX: Final = 40
 #: How often the supervisor looks at limits while nobody answers, s.
 LOOK_SECONDS: Final = 0.5
+#: Gives the next trial; None: there is none for now.
+Draw = Callable[[], Trial | None]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,17 +61,18 @@ class Lanes:
             self.close()
             raise
 
-    def outcomes(self, trials: Iterator[Trial]) -> Iterator[Outcome]:
+    def outcomes(self, draw: Draw) -> Iterator[Outcome]:
         """Yield what comes of each trial, in the order in which they end.
 
-        Trials are drawn one at a time, when a lane is free for it: who gives them may end early.
+        Args:
+            draw: is asked when a lane is free, so that it may end early, or give one again.
         """
         for lane in self._lanes:
-            self._next(lane, trials)
+            self._next(lane, draw)
         while busy := [lane for lane in self._lanes if lane.trial is not None]:
-            yield from self._turn(busy, trials)
+            yield from self._turn(busy, draw)
 
-    def _turn(self, busy: list[_Lane], trials: Iterator[Trial]) -> Iterator[Outcome]:
+    def _turn(self, busy: list[_Lane], draw: Draw) -> Iterator[Outcome]:
         with selectors.DefaultSelector() as selector:
             for lane in busy:
                 assert lane.process.stdout is not None
@@ -86,11 +89,11 @@ class Lanes:
                 outcome = self._died(lane, took, f"it did not end within {lane.trial.limit:.0f} s")
             else:
                 continue
-            self._next(lane, trials)
             yield outcome
+            self._next(lane, draw)
 
-    def _next(self, lane: _Lane, trials: Iterator[Trial]) -> None:
-        lane.trial = next(trials, None)
+    def _next(self, lane: _Lane, draw: Draw) -> None:
+        lane.trial = draw()
         if lane.trial is None:
             return
         if lane.done >= TRIALS_MAX:

@@ -1,7 +1,8 @@
 """Makes the trials that are not made yet, side by side, and keeps a line of each in the store."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -10,12 +11,17 @@ from killproof_chaos import memory
 from killproof_chaos.power.lane import FAILED, is_expected
 from killproof_chaos.power.lanes import Lanes
 from killproof_chaos.power.trials import Outcome, Trial
+from killproof_evidence.finding import UNKNOWN
 from killproof_evidence.store import Store
 
 #: A line for each trial that was made: a run that is asked for again goes on where this one ended.
 OUTCOMES: Final = "outcomes.jsonl"
 #: What the lanes of two cores need for databases, logs and copies of disks.
 MEMORY_BYTES_MIN: Final = 256 << 20
+#: A run whose supervisor got no CPU is made again, so often in all.
+TRIES_MAX: Final = 3
+#: How the judge says so.
+STARVED: Final = "starved of CPU"
 #: Seconds that a trial takes, until there is a measurement.
 USUAL_SECONDS: Final = {"sim": 1.0, "crash": 2.5, "disk": 2.5, "proc": 7.0}
 
@@ -56,21 +62,23 @@ def make(planned: Sequence[Trial], folder: Path, *, seconds: float, lanes: int, 
     keys = {trial.key for trial in planned}
     outcomes = [outcome for outcome in read(folder) if outcome.trial.key in keys]
     known = {outcome.trial.key for outcome in outcomes}
-    left = [trial for trial in planned if trial.key not in known]
+    left = deque(trial for trial in planned if trial.key not in known)
+    tries: Counter[str] = Counter()
     progress = _Progress(left, len(planned), lanes)
     interrupted = False
 
-    def due() -> Iterator[Trial]:
-        for trial in left:
-            if time.monotonic() - began > seconds:
-                return
-            yield trial
+    def draw() -> Trial | None:
+        return left.popleft() if left and time.monotonic() - began < seconds else None
 
     log = Store(folder).writer(folder / OUTCOMES)
     with memory.lent("power", bytes_min=MEMORY_BYTES_MIN, otherwise=folder) as place:
         pool = Lanes(lanes, place, folder)
         try:
-            for outcome in pool.outcomes(due()):
+            for outcome in pool.outcomes(draw):
+                tries[outcome.trial.key] += 1
+                if is_starved(outcome) and tries[outcome.trial.key] < TRIES_MAX:
+                    left.append(outcome.trial)
+                    continue
                 outcomes.append(outcome)
                 log.append(outcome.record())
                 show(progress.turn(outcome, seconds - (time.monotonic() - began)))
@@ -82,6 +90,12 @@ def make(planned: Sequence[Trial], folder: Path, *, seconds: float, lanes: int, 
         where = str(place.parent)
     memory.sweep()
     return Made(outcomes=outcomes, interrupted=interrupted, files_in=where)
+
+
+def is_starved(outcome: Outcome) -> bool:
+    """Say whether the machine had no time for a run, which then says nothing of bounds of time."""
+    must_find = outcome.trial.part == "intended"
+    return must_find and outcome.verdict == UNKNOWN and STARVED in outcome.why
 
 
 def read(folder: Path) -> list[Outcome]:
