@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from killproof_evidence.checkers import CHECKERS
+from killproof_evidence.evidence import Evidence
+
 if TYPE_CHECKING:
     from tests.checkers.conftest import Job, Process, Run
 
@@ -337,3 +340,172 @@ def test_each_cancelled_job_is_looked_at(
     finding = run.finding("P15")
 
     assert (finding.verdict, finding.checked) == ("violated", 3)
+
+
+# --- P1, P2: what may be gone, and what nobody enqueued.
+
+
+@pytest.mark.parametrize("may_go", [True, False])
+@pytest.mark.parametrize(
+    ("ended", "gone"),
+    [("cancelled", True), ("done", True), ("failed", False), ("unfinished", False)],
+)
+def test_without_an_audit_a_row_may_be_gone_only_of_a_job_that_ended_and_only_where_rows_go(
+    run: "Run", producer: "Process", first: "Process", may_go: bool, ended: str, gone: bool
+) -> None:
+    run.audited = False
+    if may_go:
+        run.edges["succeeded"] = ("deleted",)
+    job = producer.enqueues("a")
+    if ended == "cancelled":
+        producer.cancels(job)
+    elif ended == "unfinished":
+        first.starts(job)
+        first.makes_effect(job)
+    else:
+        first.runs(job, "ok" if ended == "done" else "raise")
+    job.rows = 0
+
+    assert run.verdict("P1") == ("pass" if gone and may_go else "violated")
+
+
+def test_a_phantom_after_the_job_of_a_schedule_is_seen(run: "Run") -> None:
+    run.parameters["schedules"] = {"tick": {"every_ms": 500, "prefix": "tick:"}}
+    run.commits(run.job("tick:1", key="tick:1"), "available")
+    run.commits(run.job("z"), "available")
+
+    assert "job 2 exists, but nobody enqueued it" in run.story("P2")
+
+
+def test_where_nothing_was_enqueued_nothing_is_known_of_phantoms(run: "Run") -> None:
+    run.process("p1")
+
+    assert run.finding("P2").reason == "no job exists"
+
+
+@pytest.mark.parametrize("sink", ["table", "http"])
+def test_an_effect_of_a_job_that_nobody_enqueued_is_shown(
+    run: "Run", producer: "Process", sink: str
+) -> None:
+    producer.enqueues("a")
+    (run.tables if sink == "table" else run.posts).append({"job": "z"})
+
+    finding = run.finding("P2")
+
+    assert finding.witnesses[0].lines == ((f"effects/{sink}.jsonl", 1),)
+
+
+# --- P3, P14, P16.
+
+
+def test_where_nobody_knows_of_a_sink_no_effect_is_asked_for(
+    run: "Run", producer: "Process", first: "Process"
+) -> None:
+    job = producer.enqueues("a")
+    del job.asked["sink"]
+    first.claims(job)
+    first.starts(job)
+    first.ends(job)
+    first.acks(job)
+    run.tables.append({"job": "a"})
+
+    assert run.verdict("P3") == "pass"
+
+
+def test_a_cancel_that_was_begun_before_the_claim_may_end_its_lease(
+    run: "Run", producer: "Process", first: "Process"
+) -> None:
+    done, job = producer.enqueues("a"), producer.enqueues("b")
+    first.claims(done)
+    first.runs(done)
+    first.acks(done)
+    producer.invokes("cancel", job=job)
+    first.claims(job)
+    run.commits(job, "cancelled")
+    producer.hears("ok", value=True)
+    run.passes(100)
+
+    assert run.verdict("P3") == "pass"
+
+
+def test_a_success_under_a_token_of_which_there_is_no_claim_is_seen(
+    run: "Run", producer: "Process", first: "Process"
+) -> None:
+    job = producer.enqueues("a")
+    first.claims(job)
+    first.runs(job, "raise")
+    first.nacks(job)
+    run.commits(job, "available")
+    job.fence = job.attempts = 2
+    run.commits(job, "leased")
+    first.runs(job)
+    run.commits(job, "succeeded")
+
+    assert "under token 2, and nobody had acked that" in run.story("P3")
+
+
+def test_a_job_that_comes_from_nowhere_twice_or_is_there_though_gone_is_seen(
+    run: "Run", producer: "Process"
+) -> None:
+    job, other = producer.enqueues("a"), producer.enqueues("b")
+    job.state = None
+    run.commits(job, "available")
+    run.commits(other, None)
+    other.state = "available"
+
+    stories = [witness.story for witness in run.finding("P14").witnesses]
+
+    assert stories == [
+        "job 1 was available after one commit and absent before the next",
+        "job 2 was absent after the last commit, and the snapshot tells it as available",
+    ]
+
+
+def test_each_copied_file_is_looked_at_and_all_that_is_wrong_is_told(
+    run: "Run", producer: "Process"
+) -> None:
+    producer.enqueues("a")
+    run.database = """
+        CREATE TABLE a (id INTEGER PRIMARY KEY);
+        CREATE TABLE b (a INTEGER REFERENCES a (id));
+        INSERT INTO b VALUES (1), (2);
+    """
+    store = run.store()
+    (store.db / "other.db").write_bytes((store.db / "queue.db").read_bytes())
+
+    finding = CHECKERS["P16"](Evidence(store))
+
+    assert (finding.checked, finding.violations) == (2, 2)
+    assert finding.witnesses[1].story == (
+        "queue.db: row 1 of b refers to no row of a; row 2 of b refers to no row of a"
+    )
+
+
+def test_without_a_copy_it_is_said_that_there_is_none(run: "Run", producer: "Process") -> None:
+    producer.enqueues("a")
+    run.database = None
+
+    assert run.finding("P16").reason == "no copy of the database in db/"
+
+
+@pytest.mark.parametrize(
+    ("answer", "value", "busy_ms", "verdict"),
+    [
+        ("fail", "database is locked", 30_000, "violated"),
+        ("fail", {"error": "database is locked"}, 30_000, "violated"),
+        ("fail", "database is locked", 1, "pass"),
+        ("fail", "database is locked", None, "violated"),
+        ("ok", {"error": "database is locked"}, 30_000, "pass"),
+    ],
+)
+def test_a_lock_error_counts_where_it_is_told_as_an_error_before_its_time(
+    run: "Run", producer: "Process", answer: str, value: object, busy_ms: int | None, verdict: str
+) -> None:
+    del run.parameters["busy_ms"]
+    if busy_ms is not None:
+        run.parameters["busy_ms"] = busy_ms
+    producer.invokes("enqueue", value={"id": "z"})
+    run.passes(3)
+    producer.hears(answer, value=value)
+
+    assert run.verdict("P16") == verdict

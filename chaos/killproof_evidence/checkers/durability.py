@@ -344,16 +344,16 @@ def integrity(evidence: Evidence) -> Finding:
             tally.violate(op.job, story, at(op), at_end(op))
         # A caller may ask for less patience, as a worker does that was told to stop.
         limit_ms = min(busy_ms, end.get("limit_ms", busy_ms))
-        if LOCK_ERROR.search(str(end.get("error", ""))) and _waited_ms(evidence, op) < limit_ms:
+        if LOCK_ERROR.search(str(end.get("error", ""))) and _waited_ms(op) < limit_ms:
             tally.violate(
                 op.job,
                 f"{op.f} of process {op.process} met a lock error after "
-                f"{_waited_ms(evidence, op):.0f} ms, within the {limit_ms} ms it may wait",
+                f"{_waited_ms(op):.0f} ms, within the {limit_ms} ms it may wait",
                 at(op),
                 at_end(op),
             )
     return tally.finding("no copy of the database in db/")
 
 
-def _waited_ms(evidence: Evidence, op: Operation) -> float:
+def _waited_ms(op: Operation) -> float:
     return ((op.t if op.t_end is None else op.t_end) - op.t) / 1e6
