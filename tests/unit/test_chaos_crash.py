@@ -1,10 +1,13 @@
 """What the engine `crash` makes of what it saw: points, contradictions, the map."""
 
+from pathlib import Path
+
 import pytest
 
 from killproof_chaos import targets
 from killproof_chaos.crash_command import choose, crash
 from killproof_chaos.engines import crash_state
+from killproof_chaos.engines.crash import Engine
 from killproof_chaos.engines.crash_points import (
     NOTHING,
     Call,
@@ -12,6 +15,7 @@ from killproof_chaos.engines.crash_points import (
     Point,
     failed_checkers,
     halves,
+    in_order,
     most_telling_first,
     next_refused,
     outcome_of,
@@ -23,6 +27,7 @@ from killproof_chaos.engines.crash_process import Budget, Ended, word_of
 from killproof_chaos.engines.crash_strike import Strike
 from killproof_chaos.shim.calls import Action
 from killproof_chaos.summary import headline
+from killproof_evidence.store import Store
 from killproof_evidence.target import Definite, Indefinite, JobRow
 
 CALLS = [Call(kind="lock", file="shm"), Call(kind="write", file="wal", number=2),
@@ -270,6 +275,27 @@ def test_a_run_that_ends_early_looks_at_the_ends_and_the_middle_of_an_operation_
     kills = [(point.number, point.fault) for point in ordered[:4]]
     assert kills == [(1, "before"), (3, "before"), (2, "before"), (4, "before")]
     assert [point.fault for point in ordered[8:12]] == ["EIO"] * 4
+
+
+def test_which_point_a_run_that_ends_early_tells_is_not_for_the_machine_to_say() -> None:
+    """Two lanes answer as they get on: what ends the run is the first in order, not in time."""
+    answers = iter([("c", {"n": 3}), ("a", {"n": 1}), ("d", {"n": 4}), ("b", {"n": 2})])
+
+    assert [name for name, _ in in_order(answers, "abcd")] == ["a", "b", "c", "d"]
+
+
+def test_a_sample_without_kills_has_as_many_points_as_were_asked_for(tmp_path: Path) -> None:
+    """One of them is the kill that tells how the file is without the operation."""
+    calls = [Call(kind="write", file="wal") for _ in range(20)]
+    store = Store.create(tmp_path / "store")
+    engine = Engine("minimal", ["ack"], store, print, kills=False, sample=6, seed=3)
+    engine._counted["ack"] = Counted(operation="ack", calls=calls, full=None)
+
+    faults = [point.fault for point in engine._chosen("ack")]
+
+    assert len(faults) == 6
+    assert faults[0] == "before"
+    assert not {"before", "after"} & {*faults[1:]}
 
 
 def test_a_run_without_kills_and_without_errors_is_refused() -> None:

@@ -36,6 +36,7 @@ from killproof_chaos.engines.crash_points import (
     Point,
     control,
     failed_checkers,
+    in_order,
     most_telling_first,
     outcome_of,
     points_of,
@@ -193,9 +194,6 @@ class Engine:
             for point in self._chosen(name)
         ]
         first = [point for point in self._points if (point.number, point.fault) == (1, "before")]
-        if not self._kills:
-            wanted = {*first, *(point for point in self._points if point.fault not in KILLS)}
-            self._points = [point for point in self._points if point in wanted]
         self._make(pool, first)
         for outcome in self._outcomes:
             if outcome.point in first and outcome.found["reached"]:
@@ -225,6 +223,8 @@ class Engine:
 
     def _points_of(self, counted: Counted) -> list[Point]:
         points = points_of(counted, errors=self._errors)
+        if not self._kills:
+            points = [*points[:1], *(point for point in points if point.fault not in KILLS)]
         return most_telling_first(points) if self._fail_fast else points
 
     def _check_changes(self) -> None:
@@ -242,7 +242,10 @@ class Engine:
                 return
             requests = [self._request(point, point.request()) for point in waiting.values()]
             missed = {}
-            for name, found in pool.answers(requests, key=lambda request: str(request["name"])):
+            answers = pool.answers(requests, key=lambda request: str(request["name"]))
+            if self._fail_fast:
+                answers = in_order(answers, [*waiting])
+            for name, found in answers:
                 point = waiting[name]
                 if not found["reached"] and turn + 1 < TRIES:
                     missed[name] = point
@@ -253,7 +256,8 @@ class Engine:
                 self._outcomes.append(outcome)
                 self._tell(point)
                 if self._fail_fast and outcome.verdict == VIOLATED:
-                    # What the other lanes are at ends with them, when the pool is closed.
+                    # What the other lanes are at ends with them, when the pool is closed. It is not
+                    # told: which of the later points were there as well is for the machine to say.
                     self._is_enough = True
                     return
             waiting = missed

@@ -2,7 +2,7 @@
 
 import errno
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -149,6 +149,20 @@ def most_telling_first(points: Sequence[Point]) -> list[Point]:
         numbers = sorted(range(len(group)), key=lambda number: f"{number:0{bits}b}"[::-1])
         ordered += [group[number] for number in numbers]
     return ordered
+
+
+def in_order(
+    answers: Iterable[tuple[str, dict[str, Any]]], names: Iterable[str]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield answers in the order of their names: each waits for all before it."""
+    early: dict[str, dict[str, Any]] = {}
+    expected = iter(names)
+    due = next(expected, None)
+    for name, found in answers:
+        early[name] = found
+        while due in early:
+            yield due, early.pop(due)
+            due = next(expected, None)
 
 
 def _applies(fault: str, kind: str) -> bool:
