@@ -41,7 +41,7 @@ CPU_SECONDS_MAX: Final = 60
 LOOK_CPU_SECONDS_MAX: Final = 3
 #: A process that waits for ever uses no time of the processor.
 WALL_SECONDS_MAX: Final = 240
-LOOK_WALL_SECONDS_MAX: Final = 30
+LOOK_WALL_SECONDS_MAX: Final = 120
 #: Between two looks at a stage's process; progress is told from then on.
 TURN_SECONDS: Final = 0.05
 SHOWN_AFTER_SECONDS: Final = 2.0
