@@ -369,6 +369,30 @@ def test_without_an_audit_a_row_may_be_gone_only_of_a_job_that_ended_and_only_wh
     assert run.verdict("P1") == ("pass" if gone and may_go else "violated")
 
 
+def test_a_run_that_was_started_twice_under_its_name_has_its_steps_once(run: "Run") -> None:
+    producer = run.process("p1")
+    producer.starts_run("r", {"a": []})
+    started = [line for line in producer.lines if line["f"] == "start"]
+    for line in started:
+        producer.number += line["type"] == "invoke"
+        producer.lines.append(line | {"t": run.tick(), "n": producer.number})
+
+    assert run.verdict("P1") == "pass"
+
+
+@pytest.mark.parametrize(
+    ("payload", "state", "verdict"),
+    [(None, None, "pass"), ({"id": "z"}, None, "violated"), ({"id": "z"}, "dead", "pass")],
+)
+def test_a_payload_that_is_hidden_or_is_of_a_dead_job_is_not_held_against_its_name(
+    run: "Run", producer: "Process", payload: object, state: str | None, verdict: str
+) -> None:
+    job = producer.enqueues("a")
+    job.row = {"payload": payload} | ({} if state is None else {"state": state})
+
+    assert run.verdict("P1") == verdict
+
+
 def test_a_phantom_after_the_job_of_a_schedule_is_seen(run: "Run") -> None:
     run.parameters["schedules"] = {"tick": {"every_ms": 500, "prefix": "tick:"}}
     run.commits(run.job("tick:1", key="tick:1"), "available")
@@ -509,3 +533,50 @@ def test_a_lock_error_counts_where_it_is_told_as_an_error_before_its_time(
     producer.hears(answer, value=value)
 
     assert run.verdict("P16") == verdict
+
+
+def test_a_lease_that_was_taken_over_is_not_p3_s(
+    run: "Run", producer: "Process", first: "Process", second: "Process"
+) -> None:
+    job = producer.enqueues("a")
+    first.claims(job)
+    second.claims(job)
+    second.runs(job)
+    second.acks(job)
+    run.passes(100)
+
+    assert run.verdict("P3") == "pass"
+
+
+def test_where_no_job_succeeded_nothing_is_known_of_success(run: "Run") -> None:
+    run.process("p1")
+
+    assert run.finding("P3").reason == "no job succeeded"
+
+
+@pytest.mark.parametrize(("answer", "verdict"), [("ok", "pass"), ("fail", "violated")])
+def test_who_cancels_all_names_none_and_if_it_is_refused_cancels_none(
+    run: "Run", producer: "Process", first: "Process", answer: str, verdict: str
+) -> None:
+    done, job = producer.enqueues("a"), producer.enqueues("b")
+    first.claims(done)
+    first.runs(done)
+    first.acks(done)
+    producer.invokes("cancel", value={"kind": "k"})
+    run.commits(job, "cancelled")
+    producer.hears(answer)
+
+    assert run.verdict("P3") == verdict
+
+
+def test_a_cancelled_job_that_changes_its_priority_is_cancelled_once(
+    run: "Run", producer: "Process", first: "Process"
+) -> None:
+    done, job = producer.enqueues("a"), producer.enqueues("b")
+    first.claims(done)
+    first.runs(done)
+    first.acks(done)
+    run.commits(job, "cancelled")
+    run.commits(job, "cancelled", priority=1)
+
+    assert run.finding("P3").violations == 1

@@ -10,7 +10,7 @@ import pytest
 from killproof_evidence import synthetic
 from killproof_evidence.checkers import CHECKERS
 from killproof_evidence.contract import PROMISE_NAMES
-from killproof_evidence.evidence import Evidence, happened
+from killproof_evidence.evidence import OF_THE_FILE, Evidence, happened
 from killproof_evidence.finding import WITNESSES_MAX, Finding
 from killproof_evidence.judge import HEADLINES, PROPERTIES, judge, render_rows
 from killproof_evidence.store import Store
@@ -95,6 +95,18 @@ def test_a_file_that_is_not_as_the_run_left_it_accuses_nobody(
 
     assert verdict.verdict == "unknown"
     assert f"first {file}:0" in verdict.record["unknown_because"][0]
+
+
+def test_jobs_of_a_file_that_could_not_be_read_are_not_gone(run: "Run") -> None:
+    """Whether it was the file or its reader that broke, P16 says, of the file itself."""
+    promised(run, "P1", "P16")
+    run.process("p1").enqueues("a").state = None
+    run.facts["unread"] = OF_THE_FILE
+
+    verdict = run.judged()
+
+    assert verdict.record["properties"]["P1"]["verdict"] == "unknown"
+    assert verdict.record["properties"]["P16"]["verdict"] == "pass"
 
 
 def test_a_lone_surrogate_in_an_error_is_written_and_read(run: "Run") -> None:
