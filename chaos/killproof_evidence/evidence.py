@@ -33,6 +33,8 @@ NEMESIS: Final = "nemesis.jsonl"
 TABLE: Final = "effects/table.jsonl"
 HTTP: Final = "effects/http.jsonl"
 BACKUPS: Final = "backups.jsonl"
+#: What a store has of the queue's file itself; `unread` of run.json, where that could not be read.
+OF_THE_FILE: Final = (AUDIT, TABLE, SNAPSHOT)
 
 #: Faults after which a process has no further record; the rest leave it alive.
 DEADLY: Final = frozenset({"kill", "producer-kill"})
@@ -506,6 +508,8 @@ class Evidence:
 
         A file that was lost or cut on the way to the judge would otherwise accuse the queue.
         """
+        for file in self.run.get("unread") or ():
+            self._bad(file, 0, "the queue's file could not be read to its end")
         found = self.store.sizes()
         for file, size in (self.run.get("files") or {}).items():
             if found.get(file) != size:

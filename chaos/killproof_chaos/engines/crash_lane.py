@@ -43,6 +43,7 @@ from killproof_chaos.targets import load
 from killproof_evidence.audit import dump_audit
 from killproof_evidence.contract import TERMINAL
 from killproof_evidence.environment import environment
+from killproof_evidence.evidence import OF_THE_FILE
 from killproof_evidence.finding import PASS
 from killproof_evidence.judge import judge
 from killproof_evidence.store import Store
@@ -289,7 +290,7 @@ class Lane:
         contract = self._target.contract
         parameters = dict(contract.parameters) | {"drain_ms": DRAIN_MS}
         store.write_contract(replace(contract, parameters=parameters))
-        problems = list(found["unsure"]) + self._dump(store)
+        unread = self._dump(store)
         store.write_run(
             {
                 "target": self._target.name,
@@ -297,7 +298,8 @@ class Lane:
                 # Whether the point was reached the engine says, for all of them together.
                 "obligations": {"obliged": [], "hit": []},
                 "environment": self._environment,
-                "problems": problems,
+                "problems": [*found["unsure"], *unread],
+                "unread": OF_THE_FILE if unread else (),
                 "replay": request["replay"],
             }
         )

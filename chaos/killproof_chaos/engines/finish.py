@@ -19,6 +19,7 @@ from killproof_chaos.plan import Options, Plan
 from killproof_evidence.audit import dump_audit, install_audit
 from killproof_evidence.backups import BackupsUnread, read_backups
 from killproof_evidence.environment import environment
+from killproof_evidence.evidence import OF_THE_FILE
 from killproof_evidence.store import Store
 from killproof_evidence.target import Target
 from killproof_evidence.wall_clock import WallClock
@@ -75,8 +76,10 @@ def finish(
             durability = _durability(copy)
         store.write_snapshot(target.snapshot(store.db))
     except sqlite3.DatabaseError as error:
-        # A file that SQLite refuses is evidence too: P16 looks at the copy.
+        # A file that SQLite refuses is evidence too: P16 looks at the copy. What is not in the
+        # store for it must not look like jobs that are gone.
         run["problems"].append(f"the file could not be read at the end: {error}")
+        run["unread"] = OF_THE_FILE
     _read_backups(target, store, place, copy, run)
     _write_recovery(store)
     shutil.rmtree(place)
