@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from killproof_chaos import targets
 from killproof_chaos.cli import app
 from killproof_chaos.report_schedules import write_markdown
 from killproof_chaos.sim import Exploration, campaign, result
@@ -366,6 +367,40 @@ def test_the_schedule_with_the_fewest_deviations_is_kept_whichever_task_finds_it
         for each in others:
             keep_shortest(kept, each)
         assert kept == listed
+
+
+def test_of_equal_schedules_the_same_is_kept_in_any_order() -> None:
+    first, other = (
+        Outcome(
+            choices=((4, label),), steps=9, switches=1, stopped="", verdict=None, evidence=0,
+            events=(), trace=(), finally_rows=(),
+        )
+        for label in "ab"
+    )  # fmt: skip
+    for order in ((first, other), (other, first)):
+        kept: dict[str, Outcome] = {}
+        for each in order:
+            keep_shortest(kept, {"P4": each})
+        assert kept["P4"] is first
+
+
+def test_a_story_of_a_queue_that_hangs_on_the_seed_replays_with_it(place: Path) -> None:
+    words = ("--scenario", "claim", "--scheduler", "pct", "--seed", "79", "--budget", "60s")
+    done = chaos("sim", "--target", "canary", *words, "--json", "--no-report",
+                 "--store", str(place / "store"))  # fmt: skip
+    token = json.loads(done.stdout)["stories"][0]["token"]
+    targets.tell_seed(None)  # Whoever replays it knows of none.
+
+    assert chaos("replay", token).exit_code == 1
+
+
+def test_a_search_that_draws_nothing_tells_no_seed() -> None:
+    options = campaign.Options(target="canary", scenarios=("claim",), bound=0, seed=79)
+
+    found = campaign.run(options, lambda _turn: None)
+
+    assert targets.told_seed() is None
+    assert not found.rows["claim"].broken
 
 
 def test_a_lower_bound_that_ends_later_takes_nothing_back() -> None:

@@ -249,10 +249,11 @@ def run(options: Options, show: Show) -> Campaign:
     Raises:
         ValueError: a scenario or a target can not be played; the message says why.
     """
-    targets.tell_seed(options.seed)
+    is_random = options.scheduler != "dfs"
+    # Of a search that draws nothing no record has the seed: nothing may hang on it.
+    targets.tell_seed(options.seed if is_random else None)
     target = targets.load(options.target)
     names, left_out = chosen(options, target)
-    is_random = options.scheduler != "dfs"
     campaign = Campaign(
         options=options,
         rows={name: Row(scenario=name, is_random=is_random) for name in names},

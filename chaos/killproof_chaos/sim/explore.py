@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from killproof_chaos.sim.runtime import Scheduler, Unrepeatable
 from killproof_chaos.sim.scenario import Scenario
-from killproof_chaos.sim.schedulers import Dfs, Replay
+from killproof_chaos.sim.schedulers import Choices, Dfs, Replay
 from killproof_chaos.sim.stage import Outcome, Stage, uncollected
 
 #: Violating schedules that are kept with their traces; the count goes on beyond.
@@ -158,8 +158,8 @@ def _keep(found: Exploration, stage: Stage, outcome: Outcome, kinds: set[frozens
 def keep_shortest(shortest: dict[str, Outcome], others: Mapping[str, Outcome]) -> None:
     """Take over the schedules of others that show a promise broken with less.
 
-    Less is: fewer deviations, then fewer promises that break beside it, then fewer steps; of equal
-    ones the first is kept.
+    Less is: fewer deviations, then fewer promises that break beside it, then fewer steps. Of equal
+    ones the least by its choices is kept: which process was there first is no reason.
     """
     for promise, other in others.items():
         known = shortest.get(promise)
@@ -167,5 +167,5 @@ def keep_shortest(shortest: dict[str, Outcome], others: Mapping[str, Outcome]) -
             shortest[promise] = other
 
 
-def _size(outcome: Outcome) -> tuple[int, int, int]:
-    return len(outcome.choices), len(outcome.broken), outcome.steps
+def _size(outcome: Outcome) -> tuple[int, int, int, Choices]:
+    return len(outcome.choices), len(outcome.broken), outcome.steps, outcome.choices

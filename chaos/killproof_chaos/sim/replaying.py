@@ -32,6 +32,7 @@ def retell(text: str) -> Retold:
             f"scenario {token.scenario!r} of the token is not among {', '.join(SCENARIOS)}: take "
             "the version of killproof that made the token"
         )
+    targets.tell_seed(token.seed)
     scenario = token.cut.apply(SCENARIOS[token.scenario])
     with Stage(targets.load(token.target), scenario) as stage:
         performed = perform(stage, Replay(token.choices))

@@ -23,6 +23,7 @@ from killproof_chaos.sim.schedulers import Choice, Choices, Dfs, Replay, is_faul
 from killproof_chaos.sim.stage import Outcome, Stage
 from killproof_chaos.sim.story import Story, perform
 from killproof_chaos.sim.tokens import Cut, Token, checksum_of, limited
+from killproof_chaos.targets import told_seed
 from killproof_evidence.judge import PROPERTIES
 
 #: Schedules that are played before a smaller scenario counts as too small.
@@ -95,6 +96,7 @@ def shrink(
         cut=Cut.of(best),
         choices=again.token,
         checksum=checksum_of(again),
+        seed=told_seed() if getattr(target, "hangs_on_seed", False) else None,
     )
     return Shrunk(
         scenario=best,

@@ -85,6 +85,7 @@ class Token:
     cut: Cut
     choices: str  #: of the schedule, such as `7b,19A`
     checksum: int  #: of the trace
+    seed: int | None = None  #: of the run, where the target hangs on it
 
     def text(self) -> str:
         """Return the token as one word."""
@@ -99,6 +100,7 @@ class Token:
             self.choices,
             self.checksum,
         ]
+        record += [] if self.seed is None else [self.seed]
         packed = zlib.compress(json.dumps(record, separators=(",", ":")).encode(), 9)
         return PREFIX + base64.urlsafe_b64encode(packed).decode().rstrip("=")
 
@@ -113,10 +115,11 @@ class Token:
             word = text.removeprefix(PREFIX)
             packed = base64.urlsafe_b64decode(word + "=" * (-len(word) % 4))
             record: Any = json.loads(zlib.decompress(packed))
-            target, scenario, actors, calls, jobs, faults, choices, checksum = record
+            target, scenario, actors, calls, jobs, faults, choices, checksum, *more = record
             crashes, passes, wall_steps, lost = (int(count) for count in faults)
             choices_of(choices)
             ends = tuple(None if count is None else int(count) for count in calls)
+            (seed,) = map(int, more) if more else (None,)
             if len(ends) != len(actors):
                 raise ValueError("actors and calls differ")
         except (ValueError, TypeError, AttributeError, zlib.error):
@@ -135,6 +138,7 @@ class Token:
             ),
             choices=choices,
             checksum=int(checksum),
+            seed=seed,
         )
 
 

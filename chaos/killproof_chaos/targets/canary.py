@@ -53,4 +53,10 @@ class Canary(ChecksThenClaims):
         return MinimalQueue.claim(self)
 
 
-target: Final = MinimalTarget(FAULT.name, Canary, FAULT)
+class CanaryTarget(MinimalTarget):
+    """Whoever replays a schedule of it must tell it the seed again."""
+
+    hangs_on_seed = True
+
+
+target: Final = CanaryTarget(FAULT.name, Canary, FAULT)
