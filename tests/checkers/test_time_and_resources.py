@@ -202,8 +202,18 @@ def test_a_stall_does_not_count_as_recovery_time(run: "Run", producer: "Process"
 
 def test_a_job_that_is_never_claimed_again_is_seen(run: "Run", producer: "Process") -> None:
     recovered(run, producer.enqueues("a"), None)
+    run.passes(200)
 
     assert "was never claimed again" in run.story("P18")
+
+
+def test_a_run_that_ends_soon_after_a_kill_says_nothing_of_recovery(
+    run: "Run", producer: "Process"
+) -> None:
+    """As Ctrl-C may end it, or a queue whose processes cannot go on."""
+    recovered(run, producer.enqueues("a"), None)
+
+    assert run.verdict("P18") == "unknown"
 
 
 def test_a_job_that_ended_otherwise_needs_no_recovery(

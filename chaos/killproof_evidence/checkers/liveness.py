@@ -80,6 +80,14 @@ def bounded_recovery(evidence: Evidence) -> Finding:
             if story is None or story.state in TERMINAL or story.told("cancel"):
                 continue
             tally.checked += 1
+            watched_ns = evidence.t_last - recovery.t_kill
+            watched_ns -= evidence.stalled_ns(recovery.t_kill, evidence.t_last)
+            if watched_ns < (bound_ms or 0) * 1_000_000:
+                tally.missing(
+                    f"the run ended {watched_ns / 1e6:.0f} ms after the kill of the holder of job "
+                    f"{recovery.job}, and {bound_ms} ms are declared"
+                )
+                continue
             tally.violate(
                 recovery.job,
                 f"job {recovery.job} was never claimed again after the kill of its holder",
