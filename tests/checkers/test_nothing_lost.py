@@ -593,6 +593,14 @@ def test_a_step_is_cancelled_when_its_run_can_not_go_on(run: "Run") -> None:
     assert run.verdict("P3") == "pass"
 
 
+def test_a_step_that_is_recorded_by_itself_is_cancelled_with_its_run(run: "Run") -> None:
+    producer, _, _ = worked_off(run)
+    job = producer.enqueues("b", delay_ms=500, needs=["a"])
+    run.commits(job, "cancelled")
+
+    assert run.verdict("P3") == "pass"
+
+
 def test_with_a_stepped_clock_no_end_of_a_lease_is_judged(run: "Run") -> None:
     producer, worker, _ = worked_off(run)
     job = producer.enqueues("b")

@@ -237,7 +237,9 @@ def _check_acked(evidence: Evidence, tally: Tally, story: Story) -> None:
 
 def _check_asked_to_cancel(evidence: Evidence, tally: Tally, story: Story) -> None:
     """Nothing is cancelled unasked, but a step whose run goes on without it."""
-    if story.tried("cancel") or "run" in story.asked or is_scheduled(evidence, story):
+    # Whoever records a step by itself, and not its run as a whole, tells what it needs.
+    is_step = "run" in story.asked or story.asked.get("needs") is not None
+    if is_step or story.tried("cancel") or is_scheduled(evidence, story):
         return
     operations = evidence.history.operations
     if any(op.f == "cancel" and op.job is None and op.type != "fail" for op in operations):
