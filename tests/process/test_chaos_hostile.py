@@ -10,6 +10,7 @@ import pytest
 
 from killproof import cli
 
+VIOLATED = 1
 FAILED = 3
 USAGE = 64
 HEALTHY = """
@@ -81,6 +82,26 @@ def test_workers_that_cannot_even_start_say_nothing_of_the_queue(place: Path) ->
     assert done.returncode == FAILED
     assert "processes end by themselves again and again" in done.stderr
     assert "RuntimeError: no such table" in done.stderr
+
+
+def test_workers_that_break_a_promise_before_they_can_not_go_on_are_judged(place: Path) -> None:
+    """Goal: what they did stands, and nobody reads the rest as a whole run."""
+    ends = (
+        "    def work(self, place):\n"
+        "        MinimalQueue(place / 'queue.db').enqueue('k', {'id': 'nobody-asked'})\n"
+        "        raise RuntimeError('no such table')\n\n\ntarget ="
+    )
+    (place / "ends.py").write_text(HEALTHY.format(prepare="pass").replace("target =", ends))
+    done = chaos(
+        place, "run", "--target", "ends.py", "--seconds", "1", "--nemesis", "none",
+        "--workers", "8", "--store", "run", "--json", "--no-report",
+    )  # fmt: skip
+
+    assert done.returncode == VIOLATED, done.stderr
+    verdict = json.loads(done.stdout)
+    assert verdict["properties"]["P2"]["verdict"] == "violated"
+    assert verdict["properties"]["P17"]["verdict"] != "violated"
+    assert any(why.startswith("the run was cut short: ") for why in verdict["unknown_because"])
 
 
 def test_what_a_target_prints_does_not_stand_between_the_answers(place: Path) -> None:

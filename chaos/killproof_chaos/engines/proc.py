@@ -138,6 +138,8 @@ class Engine:
                 drained, reason = self._drain()
             except (KeyboardInterrupt, _TooManyDeaths) as end:
                 early = end
+                if isinstance(end, _TooManyDeaths):
+                    self._problems.append(f"the run was cut short: {end}")
                 self._nemesis.heal()
             interrupted = isinstance(early, KeyboardInterrupt)
             self._stop(STOP_SECONDS_MAX if not interrupted else STOP_SECONDS_MAX / 5)
