@@ -50,7 +50,6 @@ NO_TESTS: Final = frozenset({5, 33})
 
 SETTINGS: Final = """
 [tool.pytest.ini_options]
-tmp_path_retention_policy = "none"
 addopts = ["--strict-markers", "--import-mode=importlib", "-p", "no:cacheprovider",
            "-p", "no:benchmark", "-p", "no:xdist", "-p", "no:hypothesispytest"]
 filterwarnings = ["error", "ignore::DeprecationWarning"]
@@ -60,6 +59,25 @@ source_paths = ["src"]
 only_mutate = [{files}]
 pytest_add_cli_args_test_selection = ["tests/checkers"]
 use_git_change_detection = false
+"""
+
+
+#: pytest counts its folders up and clears old ones away. Many sessions at once clear away each
+#: other's, and a test that loses its folder looks like one that has noticed the change.
+CONFTEST: Final = """
+import shutil
+import tempfile
+
+import pytest
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config):
+    config.option.basetemp = tempfile.mkdtemp(prefix="killproof-mutant-")
+
+
+def pytest_unconfigure(config):
+    shutil.rmtree(config.option.basetemp, ignore_errors=True)
 """
 
 
@@ -132,6 +150,7 @@ def prepare(folder: Path, files: Sequence[str]) -> None:
     shutil.copytree(TESTS, folder / "tests/checkers", ignore=ignore)
     names = ", ".join(f'"src/killproof_evidence/checkers/{file}.py"' for file in files)
     (folder / "pyproject.toml").write_text(SETTINGS.format(files=names), encoding="utf-8")
+    (folder / "tests/conftest.py").write_text(CONFTEST, encoding="utf-8")
 
 
 def run_mutmut(folder: Path, processes: int) -> int:
