@@ -25,8 +25,8 @@ class BuffersInMemory(MinimalQueue):
     """Write four jobs at once."""
 
     SIZE = 4
-    PUT = """INSERT OR IGNORE INTO job (id, kind, payload, state, priority, due_ms, key,
-                                        max_attempts) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"""
+    PUT = """INSERT INTO job (id, kind, payload, state, priority, due_ms, max_attempts)
+             VALUES (?, ?, ?, ?, ?, ?, ?)"""
 
     def __init__(self, path: Path, sync: Callable[[str], None] = lambda _point: None) -> None:
         """Open the queue, with nothing to write yet."""
@@ -37,15 +37,17 @@ class BuffersInMemory(MinimalQueue):
         self, kind: str, payload: object, priority: int = 5, delay_ms: int = 0,
         key: str | None = None, max_attempts: int = 5,
     ) -> int:  # fmt: skip
-        """Remember a job under a number of its own, and write when there are enough."""
-        row = self.db.execute("SELECT id FROM job WHERE key = ?", (key,)).fetchone()
-        if row is not None:
-            return int(row[0])
+        """Remember a job under a number of its own, and write when there are enough.
+
+        One with a key is written at once: whether the key is taken, only the table knows.
+        """
+        if key is not None:
+            return super().enqueue(kind, payload, priority, delay_ms, key, max_attempts)
         number = random.getrandbits(48)
         text = json.dumps(payload, ensure_ascii=False, allow_nan=False)
         state = "scheduled" if delay_ms > 0 else "available"
         self.waiting.append(
-            (number, kind, text, state, priority, now_ms() + delay_ms, key, max_attempts)
+            (number, kind, text, state, priority, now_ms() + delay_ms, max_attempts)
         )
         if len(self.waiting) >= self.SIZE:
             with self.writing("enqueue") as db:

@@ -1,10 +1,11 @@
 """Broken queue: a job of a kind that its worker has no handler for is marked succeeded."""
 
+from contextlib import suppress
 from typing import Final
 
 from killproof_chaos.gallery import Fault
 from killproof_chaos.targets.minimal_adapter import MinimalTarget
-from killproof_chaos.targets.minimal_queue import Lease, MinimalQueue
+from killproof_chaos.targets.minimal_queue import Lease, LeaseLost, MinimalQueue
 
 FAULT: Final = Fault(
     name="finishes-unknown-kinds",
@@ -29,7 +30,8 @@ class FinishesUnknownKinds(MinimalQueue):
         """Lease the first job that is due, unless nobody here knows it."""
         lease = super().claim()
         while lease is not None and lease.kind not in self.KNOWN:
-            self.ack(lease)
+            with suppress(LeaseLost):  # Then it is not for this worker to end.
+                self.ack(lease)
             lease = super().claim()
         return lease
 

@@ -37,9 +37,10 @@ class KeepsReservation(MinimalQueue):
         while (lease := super().claim()) is not None:
             with self.writing("claim") as db:
                 is_new = db.execute(self.RESERVE, (lease.id,)).rowcount == 1
+                if not is_new:
+                    db.execute(self.ACK, (lease.id, lease.fence))
             if is_new:
                 break
-            self.ack(lease)
         return lease
 
 
