@@ -14,7 +14,7 @@ FAULT: Final = Fault(
     right="WHERE id = ? AND fence = ? AND state = 'leased', and 0 rows is an error",
     engine="sim",
     options=("--scenario", "stale-ack"),
-    seen=("taylorchu/work#67", "oxpull/django-ox#16"),
+    seen=("aegra/aegra#547", "oxpull/django-ox#16"),
     articles=("F21",),
     also=frozenset({"P6"}),
 )

@@ -18,6 +18,7 @@ FAULT: Final = Fault(
     right="the id is returned after COMMIT has returned",
     engine="disk",
     options=("--jobs", "40", "--fail-fast"),
+    unreached=frozenset(f"enqueue.{m}" for m in ("begin", "locked", "written", "committed")),
 )
 
 

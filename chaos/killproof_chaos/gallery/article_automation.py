@@ -26,6 +26,7 @@ FAULT: Final = Fault(
     control="killproof",
     options=("--scenario", "claim", "--crashes", "1"),
     articles=("F20", "F21", "F24", "F47", "F54"),
+    unreached=frozenset(f"extend.{m}" for m in ("begin", "locked", "written", "committed")),
 )
 SCHEMA: Final = """
 PRAGMA journal_mode = wal;

@@ -26,6 +26,7 @@ FAULT: Final = Fault(
     control="killproof",
     options=("--scenario", "claim", "--keep-going"),
     articles=("F8", "F13", "F25", "F35", "F50"),
+    unreached=frozenset(f"extend.{m}" for m in ("begin", "locked", "written", "committed")),
     also=frozenset({"P7"}),
 )
 SCHEMA: Final = """

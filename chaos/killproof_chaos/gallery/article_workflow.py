@@ -29,6 +29,7 @@ FAULT: Final = Fault(
     control="killproof",
     options=("--scenario", "claim"),
     articles=("F9", "F26", "F63", "F64", "F67"),
+    unreached=frozenset(f"extend.{m}" for m in ("begin", "locked", "written", "committed")),
 )
 SCHEMA: Final = """
 PRAGMA journal_mode = wal;

@@ -15,7 +15,6 @@ FAULT: Final = Fault(
     right="delay = BACKOFF_MS * 2 ** (attempt - 1), and attempt comes from the row",
     engine="proc",
     options=("--seconds", "2", "--nemesis", "handler"),
-    articles=("F35",),
     seconds=10,
 )
 

@@ -17,7 +17,7 @@ FAULT: Final = Fault(
     right="if job.state is leased, its lease ends as cancelled; else the answer is whether it is",
     engine="sim",
     options=("--scenario", "cancel-against-claim"),
-    seen=("artokun/comfyui-mcp#1632", "activepieces/activepieces#15130"),
+    seen=("artokun/comfyui-mcp#1632", "activepieces/activepieces#14372"),
     control="killproof",
 )
 

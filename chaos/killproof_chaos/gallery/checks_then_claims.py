@@ -17,8 +17,8 @@ FAULT: Final = Fault(
     engine="sim",
     options=("--scenario", "claim", "--keep-going"),
     also=frozenset({"P6", "P7"}),
-    seen=("codeigniter4/queue#86", "peter-wangxu/persist-queue#132"),
-    articles=("F8",),
+    seen=("codeigniter4/queue#86", "silverstripe/silverstripe-queuedjobs#26"),
+    articles=("F8", "F10"),
 )
 
 

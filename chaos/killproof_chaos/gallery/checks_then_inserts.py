@@ -19,7 +19,7 @@ FAULT: Final = Fault(
     right="key TEXT UNIQUE, and the question inside the transaction that inserts",
     engine="sim",
     options=("--scenario", "unique-key"),
-    seen=("open-mercato/cezar#72", "Devlaner/devlane#332"),
+    seen=("open-mercato/cezar#72", "c15t/c15t#861"),
 )
 
 

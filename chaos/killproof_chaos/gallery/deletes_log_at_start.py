@@ -16,7 +16,7 @@ FAULT: Final = Fault(
     right="the log is SQLite's: who opens the file after a crash recovers what is in it",
     engine="crash",
     options=("--operation", "enqueue", "--no-kills", "--fail-fast"),
-    seen=("rotki/rotki#11366",),
+    seen=("arthurprs/canopydb#18",),
 )
 
 

@@ -22,6 +22,7 @@ FAULT: Final = Fault(
     seconds=10,
     seen=("rq/rq#507", "janbjorge/pgqueuer#630"),
     articles=("F27",),
+    unreached=frozenset({"worker.stop"}),
 )
 
 

@@ -15,7 +15,7 @@ FAULT: Final = Fault(
     right="WHERE id = ? AND fence = ? in the heartbeat too, and 0 rows ends the work",
     engine="sim",
     options=("--scenario", "stale-extend", "--keep-going"),
-    seen=("brendanlong/lion-reader#917", "pawtograder/platform#922"),
+    seen=("brendanlong/lion-reader#917", "blehnen/DotNetWorkQueue#335"),
     also=frozenset({"P4"}),
 )
 

@@ -15,7 +15,7 @@ FAULT: Final = Fault(
     right="AND kind IN (...): a worker claims only the kinds that it has handlers for",
     engine="sim",
     options=("--scenario", "claim"),
-    seen=("JSONbored/loopover#5983",),
+    seen=("JSONbored/loopover#5836",),
     articles=("F30",),
 )
 

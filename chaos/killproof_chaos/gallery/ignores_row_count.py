@@ -15,7 +15,7 @@ FAULT: Final = Fault(
     right="rowcount != 1 raises LeaseLost",
     engine="sim",
     options=("--scenario", "stale-ack"),
-    seen=("nazarli-shabnam/clevis#467", "rafidahmed870/queue-jobs-worker#24"),
+    seen=("cbtw-apac/qdrant-loader#297",),
     articles=("F38",),
     also=frozenset({"P6"}),
 )

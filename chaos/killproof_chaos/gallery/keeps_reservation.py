@@ -16,7 +16,7 @@ FAULT: Final = Fault(
     right="the key has states, tied to the fence: reserved, applied, rejected",
     engine="sim",
     options=("--scenario", "nack"),
-    seen=("useautumn/autumn#1838", "paradigmxyz/centaur#1507"),
+    seen=("useautumn/autumn#1851", "LerianStudio/midaz#709"),
     articles=("F40",),
 )
 

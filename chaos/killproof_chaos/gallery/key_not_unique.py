@@ -19,7 +19,7 @@ FAULT: Final = Fault(
     right="key TEXT UNIQUE, and an enqueue returns the job that has the key",
     engine="sim",
     options=("--scenario", "unique-key"),
-    seen=("ulsklyc/yuvomi#822",),
+    seen=("zenml-io/zenml#5215",),
     articles=("F44",),
 )
 
