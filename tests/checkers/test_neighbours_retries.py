@@ -1,0 +1,270 @@
+"""Histories right beside a clause of P8, P9 and P10, as in `test_neighbours.py`."""
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.checkers.conftest import Process, Run
+
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture
+def producer(run: "Run") -> "Process":
+    return run.process("p1")
+
+
+@pytest.fixture
+def worker(run: "Run", producer: "Process") -> "Process":
+    return run.process("w1")
+
+
+# --- P9: which attempt a failure was, and how long it has to wait.
+
+
+@pytest.mark.parametrize("lacking", ["audit", "attempts"])
+def test_where_the_audit_counts_no_attempts_the_handlers_do(
+    run: "Run", producer: "Process", worker: "Process", lacking: str
+) -> None:
+    run.parameters["retry"] = "doubling:0.05"
+    job = producer.enqueues("a")
+    for _ in range(2):
+        worker.claims(job)
+        worker.runs(job, "raise")
+        worker.nacks(job)
+        run.passes(60)
+    worker.claims(job)
+    run.audited = lacking != "audit"
+    for record in run.audit:
+        del record["attempts"]
+
+    assert "and 100 ms were due" in run.story("P9")
+
+
+@pytest.mark.parametrize("begun", ["never", "without a number"])
+def test_a_failure_of_an_attempt_without_a_number_is_that_of_the_first(
+    run: "Run", producer: "Process", worker: "Process", begun: str
+) -> None:
+    run.parameters["retry"] = "doubling:0.05"
+    job = producer.enqueues("a")
+    worker.claims(job)
+    if begun != "never":
+        worker.runs(job, "raise")
+        for record in worker.effect_lines:
+            record["attempt"] = None
+    worker.nacks(job, token=False)
+    run.passes(60)
+    worker.claims(job)
+
+    assert run.verdict("P9") == "pass"
+
+
+def test_a_failure_that_another_tells_without_a_token_is_that_of_the_last_attempt(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    run.parameters["retry"] = "doubling:0.05"
+    job = producer.enqueues("a")
+    for fence in (1, 2, 3):
+        worker.starts(job, fence=fence)
+    run.process("w2").nacks(job, token=False)
+    run.passes(120)
+    worker.claims(job)
+
+    assert "and 200 ms were due" in run.story("P9")
+
+
+def test_where_no_handler_tells_its_attempt_the_audit_does(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    run.parameters["retry"] = "doubling:0.05"
+    job = producer.enqueues("a")
+    for _ in range(2):
+        worker.claims(job)
+        worker.nacks(job)
+        run.passes(60)
+    worker.claims(job)
+
+    assert "and 100 ms were due" in run.story("P9")
+
+
+def test_a_start_that_was_forgiven_makes_no_delay_longer(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    run.parameters["retry"] = "doubling:0.05"
+    job = producer.enqueues("a")
+    worker.claims(job)
+    worker.releases(job)
+    worker.claims(job)
+    worker.nacks(job)
+    run.passes(60)
+    worker.claims(job)
+
+    assert run.verdict("P9") == "pass"
+
+
+def test_a_failure_under_a_token_that_nobody_else_tells_of_is_that_of_the_first_attempt(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    run.parameters["retry"] = "doubling:0.05"
+    run.audited = False
+    job = producer.enqueues("a")
+    worker.claims(job)
+    worker.nacks(job)
+    run.passes(60)
+    worker.claims(job)
+
+    assert run.verdict("P9") == "pass"
+
+
+def test_a_snooze_that_names_no_delay_is_held_to_none(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    job = producer.enqueues("a")
+    worker.claims(job)
+    worker.settles("snooze", job, "available")
+    run.passes(10)
+    worker.claims(job)
+
+    assert run.verdict("P9") == "pass"
+
+
+def test_a_retry_within_the_rounding_of_its_delay_is_healthy(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    job = producer.enqueues("a")
+    worker.claims(job)
+    worker.nacks(job)
+    run.passes(47)
+    worker.claims(job)
+
+    assert run.verdict("P9") == "pass"
+
+
+def test_a_clock_that_is_set_back_ends_no_delay(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    job = producer.enqueues("a")
+    worker.claims(job)
+    worker.nacks(job)
+    run.steps_clock(-HOUR_MS)
+    worker.claims(job)
+
+    assert "ms after its failure, and 50 ms were due" in run.story("P9")
+
+
+@pytest.mark.parametrize(
+    ("f", "answer", "verdict"),
+    [
+        ("nack", "ok", "unknown"),
+        ("nack", None, "unknown"),
+        ("nack", "fail", "violated"),
+        ("extend", "ok", "violated"),
+    ],
+)
+def test_an_outcome_without_a_token_that_was_under_way_may_have_ended_the_lease(
+    run: "Run", producer: "Process", worker: "Process", f: str, answer: str | None, verdict: str
+) -> None:
+    """Then it was no crash, and no delay of a crash is due."""
+    run.parameters["crash_first"] = "policy"
+    job = producer.enqueues("a")
+    worker.claims(job)
+    worker.invokes(f, job=job, value={"delay_ms": 0} if f == "nack" else None)
+    run.commits(job, "available")
+    if answer is not None:
+        worker.hears(answer, job=job)
+    run.process("w2").claims(job)
+    finding = run.finding("P9")
+
+    assert (finding.verdict == "violated") == (verdict == "violated"), finding
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_outcome_without_a_token_at_another_time_did_not_end_the_lease(
+    run: "Run", producer: "Process", worker: "Process", when: str
+) -> None:
+    run.parameters["crash_first"] = "policy"
+    job = producer.enqueues("a")
+    worker.claims(job)
+    if when == "before":
+        worker.settles("ack", job, None, token=False)
+    run.passes(50)
+    run.commits(job, "available")
+    run.process("w2").claims(job)
+    run.passes(50)
+    if when == "after":
+        worker.settles("ack", job, None, token=False, answer=None)
+
+    assert "ms after crash 1 of its worker" in run.story("P9")
+
+
+def test_where_nothing_ties_the_clocks_any_outcome_without_a_token_may_have_ended_the_lease(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    run.parameters["crash_first"] = "policy"
+    job = producer.enqueues("a", answer="info")
+    worker.settles("ack", job, None, token=False)
+    run.passes(50)
+    for new, fence in (("leased", 1), ("available", 1), ("leased", 2)):
+        run.commits(job, new, fence=fence)
+
+    assert run.verdict("P9") == "unknown"
+
+
+# --- P10.
+
+
+def test_an_hour_that_was_told_under_another_due_time_does_not_excuse_an_early_claim(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    job = producer.enqueues("a")
+    worker.claims(job)
+    run.passes(100)
+    run.steps_clock(-HOUR_MS)
+    run.passes(100)
+    worker.invokes("snooze", job=job, fence=job.fence)
+    job.due_ms = run.wall_ms + 300
+    run.commits(job, "scheduled")
+    worker.hears("ok")
+    run.passes(100)
+    run.commits(job, "leased", fence=2)
+
+    assert "ms before it was due" in run.story("P10")
+
+
+def test_a_claim_within_the_rounding_of_its_due_time_is_healthy(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    job = producer.enqueues("a", delay_ms=100)
+    run.passes(97)
+    worker.claims(job)
+    worker.runs(job)
+
+    assert run.verdict("P10") == "pass"
+
+
+def test_a_clock_that_is_set_back_makes_nothing_due(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    run.audited = False
+    job = producer.enqueues("a", delay_ms=500)
+    run.steps_clock(-HOUR_MS)
+    run.passes(100)
+    worker.claims(job)
+
+    assert "job 1 was to wait 500 ms and was claimed" in run.story("P10")
+
+
+@pytest.mark.parametrize("what", ["claims", "starts"])
+def test_a_job_that_is_early_twice_is_told_of_once(
+    run: "Run", producer: "Process", worker: "Process", what: str
+) -> None:
+    run.audited = False
+    job = producer.enqueues("a", delay_ms=500)
+    for fence in (1, 2):
+        if what == "claims":
+            worker.claims(job, commits=False)
+        else:
+            worker.starts(job, fence=fence)
+
+    assert run.finding("P10").violations == 1
