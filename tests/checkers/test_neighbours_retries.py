@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.checkers.conftest import Process, Run
+    from tests.checkers.conftest import Job, Process, Run
 
 HOUR_MS = 3_600_000
 
@@ -211,7 +211,103 @@ def test_where_nothing_ties_the_clocks_any_outcome_without_a_token_may_have_ende
     assert run.verdict("P9") == "unknown"
 
 
+def crashes(run: "Run", job: "Job", count: int = 2) -> None:
+    """Let one worker after another die with the job."""
+    for number in range(count):
+        victim = run.process(f"{job.name}{number}")
+        victim.claims(job)
+        run.kills(victim)
+        run.reaps(job)
+
+
+def test_where_the_audit_tells_nothing_of_forgiven_starts_those_of_the_row_are_spared(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    run.parameters["retry"] = "doubling:0.05"
+    job = producer.enqueues("a")
+    crashes(run, job)
+    run.passes(60)
+    worker.claims(job)
+    job.row["forgiven"] = 1
+    for record in run.audit:
+        del record["forgiven"]
+
+    assert run.verdict("P9") == "pass"
+
+
+def test_a_start_that_is_forgiven_later_makes_no_delay_of_a_crash_shorter(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    run.parameters["retry"] = "doubling:0.05"
+    job = producer.enqueues("a")
+    crashes(run, job)
+    run.passes(60)
+    worker.claims(job)
+    worker.releases(job)
+
+    assert "after crash 2 of its worker, and 100 ms were due" in run.story("P9")
+
+
+def test_a_crash_of_an_attempt_without_a_number_is_that_of_the_first(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    run.parameters |= {"retry": "doubling:0.05", "crash_first": "policy"}
+    job = producer.enqueues("a")
+    crashes(run, job, 1)
+    run.passes(60)
+    worker.claims(job)
+    for record in run.audit:
+        del record["attempts"]
+
+    assert run.verdict("P9") == "pass"
+
+
+def test_a_step_between_the_decision_to_reap_and_its_commit_accuses_nobody(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    """The delay was counted from the old time, and the audit tells the new one."""
+    run.steps_clock(-HOUR_MS)
+    job = producer.enqueues("a")
+    crashes(run, job, 1)
+    victim = run.process("w2")
+    victim.claims(job)
+    run.kills(victim)
+    job.due_ms = run.wall_ms + 50
+    run.steps_clock(0)
+    run.reaps(job, "retryable")
+    worker.claims(job)
+
+    assert run.verdict("P9") == "unknown"
+
+
+def test_delays_after_failures_and_after_crashes_are_counted_together(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    failed, crashed = producer.enqueues("a"), producer.enqueues("b")
+    worker.claims(failed)
+    worker.nacks(failed)
+    crashes(run, crashed)
+    run.passes(60)
+    worker.claims(failed)
+    worker.claims(crashed)
+
+    assert run.finding("P9").checked == 2
+
+
 # --- P10.
+
+
+def test_a_lease_that_is_taken_over_directly_waited_for_no_due_time(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    """A queue may keep the end of a lease where it keeps the due time."""
+    job = producer.enqueues("a")
+    worker.claims(job)
+    job.due_ms = run.wall_ms + 300
+    run.commits(job, "leased")
+    run.process("w2").claims(job)
+
+    assert run.verdict("P10") == "unknown"
 
 
 def test_an_hour_that_was_told_under_another_due_time_does_not_excuse_an_early_claim(
