@@ -63,6 +63,8 @@ WORKERS_FAULTS: Final = (*KILLS, "EIO")
 LANES_PER_CORE: Final = 2
 #: A point that was missed once may be met: a helper thread may have made one call more.
 TRIES: Final = 3
+#: Why a promise that no point broke is unknown, where the later points were not made.
+ENDED_EARLY: Final = "the run ended at the first point that broke a promise"
 #: Stores of points that are kept whole: enough to see what is wrong, and no full disk.
 KEPT_MAX: Final = 40
 #: After one kill in so many, and the first of each operation, a worker that was started by its
@@ -310,7 +312,7 @@ class Engine:
         because += [
             f"{number}: {one['reason']}"
             for number, one in properties.items()
-            if one["verdict"] == UNKNOWN
+            if one["verdict"] == UNKNOWN and one["reason"] != ENDED_EARLY
         ]
         if not points and not because:
             because.append("no operation was chosen")
@@ -405,6 +407,8 @@ class Engine:
             verdict = VIOLATED
         elif unsure or not checked:
             verdict, reason = UNKNOWN, unsure or "no point gave a case to check"
+        elif self._is_enough:
+            verdict, reason = UNKNOWN, ENDED_EARLY
         record: dict[str, Any] = {"verdict": verdict, "checked": checked}
         record |= {"reason": reason} if reason else {}
         record |= {"violations": violations} if violations else {}
