@@ -350,7 +350,7 @@ def _ends_of_all(evidence: Evidence, change: Change) -> list[int]:
         end = op.t_end if op.t_end is not None or killed is None else killed.t
         if end is None:
             return []
-        latest = max(latest, end if end >= moment - DOUBT_NS else moment)
+        latest = max(latest, end)
     return [latest]
 
 
@@ -383,7 +383,7 @@ def _accuse_sleepers(evidence: Evidence, tally: Tally, kind: str, gap: Gap, wait
         claim.pid
         for story in evidence.stories
         for claim in story.claims
-        if _may_hold(evidence, story, claim, gap)
+        if _may_hold(story, claim, gap)
     }
     for pid, op in first.items():
         end = min(gap.end, evidence.last_seen.get(pid, 0))
@@ -401,7 +401,7 @@ def _accuse_sleepers(evidence: Evidence, tally: Tally, kind: str, gap: Gap, wait
             return
 
 
-def _may_hold(evidence: Evidence, story: Story, claim: Operation, gap: Gap) -> bool:
+def _may_hold(story: Story, claim: Operation, gap: Gap) -> bool:
     """Say whether this claim's lease may lie in the gap, or nobody knows."""
     if claim.t_end is None or claim.t > gap.end:
         return claim.t_end is None
