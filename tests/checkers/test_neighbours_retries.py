@@ -294,6 +294,62 @@ def test_delays_after_failures_and_after_crashes_are_counted_together(
     assert run.finding("P9").checked == 2
 
 
+def test_a_crash_whose_delay_was_not_over_when_the_clock_was_set_back_is_early(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    run.parameters["retry"] = "fixed:0.2"
+    job = producer.enqueues("a")
+    crashes(run, job, 1)
+    victim = run.process("w2")
+    victim.claims(job)
+    run.kills(victim)
+    job.due_ms = run.wall_ms + 200
+    run.reaps(job, "retryable")
+    run.passes(100)
+    run.steps_clock(-HOUR_MS)
+    worker.claims(job)
+
+    assert "was claimed 0 ms after crash 2 of its worker" in run.story("P9")
+
+
+def test_a_crash_that_is_claimed_within_the_doubt_of_its_delay_is_healthy(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    job = producer.enqueues("a")
+    crashes(run, job)
+    run.passes(47)
+    worker.claims(job)
+
+    assert run.verdict("P9") == "pass"
+
+
+@pytest.mark.parametrize(("count", "verdict"), [(1, "pass"), (2, "unknown")])
+def test_only_a_job_that_ran_again_needs_a_policy(
+    run: "Run", producer: "Process", worker: "Process", count: int, verdict: str
+) -> None:
+    del run.parameters["retry"]
+    judged, other = producer.enqueues("a", retry="fixed:0.05"), producer.enqueues("b")
+    worker.claims(judged)
+    worker.nacks(judged)
+    run.passes(60)
+    worker.claims(judged)
+    for fence in range(count):
+        worker.starts(other, fence=fence + 1)
+
+    assert run.verdict("P9") == verdict
+
+
+def test_a_snooze_that_ends_too_early_is_seen(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    job = producer.enqueues("a")
+    worker.claims(job)
+    worker.settles("snooze", job, "available", value={"delay_ms": 200})
+    worker.claims(job)
+
+    assert "and 200 ms were due" in run.story("P9")
+
+
 # --- P10.
 
 
