@@ -199,6 +199,51 @@ def test_a_run_is_in_a_copy_as_it_was_at_that_moment(
     assert finding.verdict == verdict, finding
 
 
+def test_a_job_that_was_replayed_before_it_need_not_be_done_in_it(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    job = producer.enqueues("a")
+    worker.claims(job)
+    worker.runs(job)
+    worker.acks(job)
+    producer.replays(job)
+    producer.backs_up()
+
+    assert run.verdict("P24") == "pass"
+
+
+@pytest.mark.parametrize(("state", "verdict"), [("retryable", "pass"), ("blocked", "violated")])
+def test_what_was_leased_is_in_it_as_a_lease_may_end(
+    run: "Run", producer: "Process", worker: "Process", state: str, verdict: str
+) -> None:
+    run.edges["start"] = ("available", "blocked")
+    worker.claims(producer.enqueues("a"))
+    producer.backs_up(jobs={1: state})
+
+    assert run.verdict("P24") == verdict
+
+
+def test_a_commit_before_it_that_nobody_was_told_of_must_be_in_it(
+    run: "Run", producer: "Process"
+) -> None:
+    producer.enqueues("a", answer="info")
+    producer.backs_up(jobs={})
+
+    assert run.story("P24") == (
+        "job 1 was available when backup backup-0 was taken, and is not there in it"
+    )
+
+
+def test_a_job_of_a_later_commit_must_not_be_in_it_and_that_commit_is_shown(
+    run: "Run", producer: "Process"
+) -> None:
+    seq = len(run.audit)
+    producer.enqueues("a", answer="info")
+    producer.backs_up(seq=seq)
+
+    assert ("audit.jsonl", seq + 1) in run.finding("P24").witnesses[0].lines
+
+
 # --- How the facts are got.
 
 MAPPING = AuditMapping(table="job", id="id", state="state", states={"ready": "available"})

@@ -404,3 +404,234 @@ def test_a_handler_that_does_not_tell_what_it_remembered_leaves_it_unknown(
     finding = run.finding("P23")
 
     assert finding.verdict == "unknown", finding
+
+
+# --- Right beside a clause: found by `make mutate-checkers`.
+
+
+def test_a_step_that_needs_what_nobody_started_is_seen(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    steps = producer.starts_run("r", {"b": ["a"]})
+    worker.does_step(steps["b"])
+
+    assert "while r.a, which it needs, was not there" in run.story("P23")
+
+
+def test_a_step_whose_need_ran_and_did_not_succeed_is_accused_of_its_start_alone(
+    run: "Run", worker: "Process", steps: "dict[str, Job]"
+) -> None:
+    a, b, _, _ = steps.values()
+    worker.does_step(a)
+    worker.does_step(b, saw={"r.a": "another"})
+
+    finding = run.finding("P23")
+
+    assert (finding.verdict, finding.violations) == ("violated", 1)
+
+
+def test_an_attempt_that_does_not_tell_what_it_was_given_hides_no_later_one(
+    run: "Run", worker: "Process", steps: "dict[str, Job]"
+) -> None:
+    a, b, c, _ = steps.values()
+    does(worker, a, b, c)
+    worker.does_step(b)
+    worker.effect_lines[-3].pop("saw")
+    run.reaps(b)
+    run.process("w2").does_step(b, saw={"r.a": "another"})
+
+    assert "step r.b (job 2) was given another result of r.a" in run.story("P23")
+
+
+def test_a_need_that_does_not_tell_what_it_returned_hides_no_other(
+    run: "Run", worker: "Process", steps: "dict[str, Job]"
+) -> None:
+    a, b, c, d = steps.values()
+    does(worker, a, b, c)
+    does(worker, b)
+    worker.effect_lines[-1].pop("result")
+    does(worker, c, d)
+    worker.does_step(d, saw={"r.b": "r", "r.c": "another"})
+
+    assert "step r.d (job 4) was given another result of r.c" in run.story("P23")
+
+
+def test_a_run_that_nobody_started_or_a_job_of_none_hides_no_other_run(
+    run: "Run", worker: "Process", steps: "dict[str, Job]", producer: "Process"
+) -> None:
+    run.commits_run("x", "running", run=9)
+    producer.enqueues("other")
+    does(worker, steps["a"], steps["b"], steps["c"])
+    run.commits_run("r", "succeeded")
+    producer.enqueues("another")
+
+    assert run.finding("P23").violations == 2
+
+
+def test_a_replayed_run_may_go_on_for_more_than_one_commit(
+    run: "Run", producer: "Process", worker: "Process", steps: "dict[str, Job]"
+) -> None:
+    a, *others = steps.values()
+    worker.does_step(a)
+    run.commits(a, "dead")
+    for other in others:
+        run.commits(other, "cancelled")
+    run.commits_run("r", "failed")
+    run.commits(a, "available")
+    run.commits_run("r", "running")
+    for other in others:
+        run.commits(other, "blocked")
+    producer.enqueues("other")
+    does_all(worker, steps)
+    run.commits_run("r", "succeeded")
+
+    assert run.verdict("P23") == "pass"
+
+
+def test_steps_without_their_run_are_seen(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    jobs = producer.starts_run("r", {"a": []}, commits=False)
+    run.commits(jobs["a"], "available")
+    producer.enqueues("other")
+    producer.starts_run("s", {"b": []})
+
+    assert "run r was not there after a commit at which its steps say running" in run.story("P23")
+
+
+def test_the_first_commit_at_which_a_run_went_wrong_is_shown(
+    run: "Run", worker: "Process", steps: "dict[str, Job]", producer: "Process"
+) -> None:
+    run.commits_run("r", "succeeded")
+    wrong = len(run.audit)
+    run.commits_run("r", "failed")
+    producer.enqueues("other")
+
+    assert ("audit.jsonl", wrong) in run.finding("P23").witnesses[0].lines
+
+
+def test_the_result_of_another_remembered_step_is_not_taken_for_its_own(
+    run: "Run", producer: "Process", worker: "Process", steps: "dict[str, Job]"
+) -> None:
+    does_all(worker, steps)
+    job = producer.enqueues("m")
+    worker.claims(job)
+    worker.starts(job)
+    worker.remembers(job, "x", "of x")
+    worker.remembers(job, "y", "of y")
+    worker.makes_effect(job)
+    worker.ends(job)
+    worker.effect_lines[-1]["read"] = {"x": "of y", "y": "of y"}
+
+    assert run.finding("P23").violations == 1
+
+
+@pytest.mark.parametrize(("end", "verdict"), [("failed", "unknown"), ("succeeded", "violated")])
+def test_a_run_of_one_step_goes_on_until_that_has_ended_and_ends_as_it_did(
+    run: "Run", producer: "Process", worker: "Process", end: str, verdict: str
+) -> None:
+    """Unknown, for nothing was handed on."""
+    step = producer.starts_run("r", {"a": []})["a"]
+    producer.enqueues("other")
+    worker.does_step(step)
+    run.commits(step, "dead")
+    run.commits_run("r", end)
+
+    assert run.verdict("P23") == verdict
+
+
+def test_a_run_without_a_step_has_succeeded_at_once(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    producer.starts_run("r", {})
+    run.commits_run("r", "succeeded")
+    producer.enqueues("other")
+
+    assert run.finding("P23").violations == 0
+
+
+def test_a_run_none_of_whose_steps_was_written_may_be_forgotten(
+    run: "Run", producer: "Process"
+) -> None:
+    producer.starts_run("r", {"a": []}, commits=False, answer="info")
+    run.commits_run("r", "running")
+    run.commits_run("r", None)
+    producer.enqueues("other")
+
+    assert run.finding("P23").violations == 0
+
+
+def test_a_run_may_be_forgotten_long_before_its_ended_steps(
+    run: "Run", producer: "Process", worker: "Process", steps: "dict[str, Job]"
+) -> None:
+    does_all(worker, steps)
+    run.commits_run("r", None)
+    producer.enqueues("other")
+
+    assert run.verdict("P23") == "pass"
+
+
+def test_without_an_audit_the_order_of_the_steps_is_unknown(
+    run: "Run", worker: "Process", steps: "dict[str, Job]"
+) -> None:
+    does_all(worker, steps)
+    run.audited = False
+
+    finding = run.finding("P23")
+
+    assert (finding.verdict, finding.reason) == (
+        "unknown",
+        "no audit: in what order steps moved cannot be told",
+    )
+
+
+def test_where_the_audit_has_no_runs_it_is_unknown_whether_they_follow(
+    run: "Run", worker: "Process", steps: "dict[str, Job]"
+) -> None:
+    does_all(worker, steps)
+    run.audit = [record for record in run.audit if "run" not in record]
+
+    finding = run.finding("P23")
+
+    assert (finding.verdict, finding.reason) == ("unknown", "the audit has no change of a run")
+
+
+def test_an_attempt_that_was_killed_need_not_tell_what_it_remembered(
+    run: "Run", producer: "Process", worker: "Process", steps: "dict[str, Job]"
+) -> None:
+    does_all(worker, steps)
+    job = producer.enqueues("m", memo=["x"])
+    attempt(worker, job, "x", read=None)
+    run.kills(worker)
+    run.reaps(job)
+    attempt(run.process("w2"), job, "x", read={"x": "r"})
+
+    assert run.verdict("P23") == "pass"
+
+
+@pytest.mark.parametrize(("read", "violations"), [({"x": "r"}, 1), (None, 0)])
+def test_the_last_step_is_recorded_once_the_handler_has_read_it_and_not_by_its_end_alone(
+    run: "Run", producer: "Process", worker: "Process", read: dict[str, str] | None, violations: int
+) -> None:
+    job = producer.enqueues("m")
+    attempt(worker, job, "x", read=read)
+    if read is None:
+        worker.ends(job, "raise")
+    run.reaps(job)
+    attempt(worker, job, "x", read={"x": "r"})
+
+    assert run.finding("P23").violations == violations
+
+
+def test_an_attempt_that_starts_late_under_an_old_token_knows_nothing_of_a_later_one(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    job = producer.enqueues("m")
+    old = worker.claims(job)
+    run.reaps(job)
+    attempt(run.process("w2"), job, "x", read={"x": "r"})
+    worker.starts(job, fence=old)
+    worker.remembers(job, "x")
+    worker.effect_lines[-1] |= {"fence": old, "attempt": 1}
+
+    assert run.finding("P23").violations == 0
