@@ -5,11 +5,14 @@ one was accused; 1 one was missed, or one was accused; 2 something could not be 
 itself failed; 64 wrong usage.
 """
 
+import fcntl
 import json
 import os
 import shlex
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import blake2b
 from importlib.metadata import version
 from pathlib import Path
@@ -86,7 +89,7 @@ def measure(
     trials.faults(asked)  # Refuses before a store is made.
     folder = place_of(store)
     started = time.time()
-    with harness():
+    with alone(folder), harness():
         planned = trials.trials(asked)
         with shown(_text) as show:
             made = running.make(planned, folder, seconds=seconds, lanes=count, show=show)
@@ -95,6 +98,7 @@ def measure(
     record |= {
         "argv": [*asked.argv(), "--lanes", str(count), "--budget", budget],
         "lanes": count,
+        "earlier": made.earlier,
         "files_in": made.files_in,
         "started": started,
         "ended": time.time(),
@@ -119,7 +123,12 @@ def place_of(store: Path | None) -> Path:
         ValueError: the folder holds something else; definite.
     """
     folder = store or Path(STORES) / f"power-{time.strftime('%Y%m%d-%H%M%S')}"
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"--store {str(folder)!r} cannot be made ({error.strerror}): give a new folder"
+        ) from None
     print(f"evidence in {folder}", file=sys.stderr)
     code, note = _code(), folder / CODE
     if not any(folder.iterdir()):
@@ -130,6 +139,23 @@ def place_of(store: Path | None) -> Path:
         # What older code found says nothing of this one.
         raise ValueError(f"--store {str(folder)!r} is of a run of other code: give a new folder")
     return folder
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Hold the store for this process: two would remove each other's files, and count twice.
+
+    Raises:
+        ValueError: another process makes its runs there; definite.
+    """
+    with (folder / CODE).open("rb") as note:
+        try:
+            fcntl.flock(note, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"--store {str(folder)!r} is in use by another run: wait, or give a new folder"
+            ) from None
+        yield
 
 
 def _code() -> str:

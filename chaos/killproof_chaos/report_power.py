@@ -23,6 +23,9 @@ from killproof_evidence.judge import PROPERTIES
 
 Record = Mapping[str, Any]
 
+#: Of fewer, 3/n is too far from the truth to be told.
+RULE_RUNS_MIN: Final = 30
+
 #: What no such measurement shows, whatever it found.
 LIMITS: Final = (
     "Faults of other kinds than these. The queues were broken by people who knew the checkers, one "
@@ -60,7 +63,7 @@ def terminal(record: Record) -> list[RenderableType]:
             mark + queue["name"],
             queue["property"],
             *(_cell_text(queue["engines"][engine]) for engine in ENGINES),
-            f"≥ {100 * queue['rate']['low']:.0f}%" if queue["runs"] else "",
+            rate_of(queue, f"≥ {100 * queue['rate']['low']:.0f}%"),
             seconds_of(queue["seconds"]["median"]),
             seconds_of(queue["seconds"]["p95"]),
         )
@@ -70,6 +73,7 @@ def terminal(record: Record) -> list[RenderableType]:
         *only_lines(record),
         *healthy_lines(record),
         *canary_lines(record),
+        *seeds_lines(record),
         *crossed_lines(record),
         *record["problems"],
     ]
@@ -83,9 +87,34 @@ def terminal(record: Record) -> list[RenderableType]:
 
 LEGEND: Final = (
     "k/n: seeds on which the property was found, * by the engine that must find it; ~ another one\n"
-    "was; - it cannot run this queue; true rate: lower end of the Wilson interval at 95%; times in "
-    "s."
+    'was; - it could not run this queue; true rate: lower end of the Wilson interval at 95%, "same'
+    '"\nwhere seeds draw nothing and the run is the same each time; times in s.'
 )
+
+
+def rate_of(queue: Record, interval: str) -> str:
+    """Return the interval of a rate, where its runs differ at all; empty: there was none."""
+    if not queue["runs"]:
+        return ""
+    return interval if queue["differ"] > 1 or queue["runs"] == 1 else "same"
+
+
+def seeds_lines(record: Record) -> list[str]:
+    """Return how many seeds really differ, and how many runs were made again."""
+    made = [queue for queue in record["queues"] if queue["runs"] > 1]
+    same = [queue for queue in made if queue["differ"] == 1]
+    lines = []
+    if same:
+        lines.append(
+            f"seeds draw nothing for {len(same)} of {len(made)} queues: their engines take every "
+            "schedule or point, each run is the same one again, and no rate is told"
+        )
+    if again := record["counts"]["again"]:
+        lines.append(
+            f"{again:,} runs found nothing while the machine had no time for them, and were made "
+            "again: a rate of a property without a bound of time may look that much better"
+        )
+    return lines
 
 
 def headline(record: Record) -> str:
@@ -132,12 +161,16 @@ def healthy_lines(record: Record) -> list[str]:
     made = [row for row in record["healthy"] if row["runs"]]
     for name in dict.fromkeys(row["target"] for row in made):
         rows = [row for row in made if row["target"] == name]
-        told = ", ".join(f"{row['alarms']} in {row['runs']} of {row['engine']}" for row in rows)
+        told = ", ".join(
+            f"{row['alarms']} in {row['runs']} of {row['engine']}"
+            + (f" ({row['unknown']} unknown)" if row["unknown"] else "")
+            for row in rows
+        )
         lines.append(f"false alarms, {name}: {told}")
         lines += [f"  {one['command']}: {' '.join(one['broken'])}"
                   for row in rows for one in row["accusations"]]  # fmt: skip
     runs = sum(row["runs"] for row in record["healthy"])
-    if runs and not record["counts"]["alarms"]:
+    if runs >= RULE_RUNS_MIN and not record["counts"]["alarms"]:
         lines.append(
             f"none in {runs} runs: their rate is below {300 / runs:.1f}% (rule of three, 95%)"
         )
@@ -181,18 +214,18 @@ def markdown(record: Record, page: str) -> str:
         "# Detection power",
         f"**{plain(headline(record), 10_000)}**",
         f"Command: `{' '.join(record['argv'])}` (the full one: `make report-power`). Seeds 1 to "
-        f"{record['asked']['seeds']}; {record['counts']['runs']:,} runs in "
-        f"{(record['ended'] - record['started']) / 60:.0f} minutes, "
-        f"{record['cpu_seconds'] / 60:.0f} minutes of CPU. The maps in colour: [{page}]({page}).",
+        f"{record['asked']['seeds']}; {record['counts']['runs']:,} runs, "
+        f"{record['cpu_seconds'] / 60:.0f} minutes of CPU; {_lasted(record)}. "
+        f"The maps in colour: [{page}]({page}).",
         _machine(record),
         _problems(record),
         "## What catches what",
         "Each queue has one fault and lacks nothing else. k/n is the number of seeds on which its "
         "property was found violated; **bold** is the engine that must find it, with the options "
         "that the gallery names; the others have a few seconds. ~ only another property was "
-        "found, - the engine cannot run this queue, · it does not judge this property.",
+        "found, - the engine could not run this queue, · it does not judge this property.",
         _queues(record),
-        "\n".join(crossed_lines(record)),
+        "\n".join(f"- {line}" for line in [*seeds_lines(record), *crossed_lines(record)]),
         "## Checkers",
         "A checker is the only catcher of a queue when on no seed another property was found.",
         _checkers(record),
@@ -208,12 +241,20 @@ def markdown(record: Record, page: str) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
+def _lasted(record: Record) -> str:
+    minutes = f"{(record['ended'] - record['started']) / 60:.0f} minutes"
+    earlier = record["earlier"]
+    return f"{minutes} for those that {earlier:,} earlier ones had left" if earlier else minutes
+
+
 METHOD: Final = (
     "Rates: Wilson score interval, 95%. Times: wall clock of a run from its command to its "
     "verdict, in a process that has imported everything; a run that found nothing within the "
     "queue's budget is censored there, and median and p95 are those of the Kaplan-Meier estimate "
     "(empty: too few found it in time). False alarms: with none in n runs their rate is below 3/n "
-    "with 95% confidence. CPU time is the median over the runs that found it, without the "
+    "with 95% confidence. A run that found nothing while the supervisor got no CPU is made again, "
+    "up to three times; one that never got any, and one that judged nothing, is neither found nor "
+    "missed. CPU time is the median over the runs that found it, without the "
     "processes that the engine `crash` ends by a kill."
 )
 
@@ -245,7 +286,7 @@ def _queues(record: Record) -> str:
                 f"{queue['name'].replace('-', '_')}.py)",
                 queue["property"],
                 *(_cell_markdown(queue["engines"][engine]) for engine in ENGINES),
-                f"{100 * rate['low']:.0f} to {100 * rate['high']:.0f}%",
+                rate_of(queue, f"{100 * rate['low']:.0f} to {100 * rate['high']:.0f}%"),
                 f"{seconds_of(times['median'])} / {seconds_of(times['p95'])}",
                 f"{queue['budget_seconds']:g}",
                 seconds_of(spent["median"]),
@@ -296,6 +337,7 @@ def render(record: Record) -> str:
         keep_trailing_newline=True,
     )
     environment.filters["s"] = seconds_of
+    environment.globals["rate_of"] = rate_of
     queues = sorted(record["queues"], key=lambda queue: (_number(queue), queue["name"]))
     return environment.get_template("power.html.j2").render(
         record=record,
@@ -311,7 +353,7 @@ def render(record: Record) -> str:
         times=Markup(report_power_plot.times(queues)),
         healthy=healthy_lines(record),
         canary=canary_lines(record),
-        crossed_lines=crossed_lines(record),
+        crossed_lines=[*seeds_lines(record), *crossed_lines(record)],
         method=METHOD.split(". "),
         crossed=CROSS,
         limits=LIMITS,
@@ -349,7 +391,7 @@ def tiles(record: Record) -> Sequence[tuple[str, str, str]]:
             "false alarms",
             str(alarms),
             f"in {healthy} healthy runs"
-            + (f", below {300 / healthy:.1f}%" if healthy and not alarms else ""),
+            + (f", below {300 / healthy:.1f}%" if healthy >= RULE_RUNS_MIN and not alarms else ""),
         ),
         (
             "canary",

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,10 @@ import pytest
 
 from killproof_chaos import gallery, report_power
 from killproof_chaos.power import running, trials
-from killproof_chaos.power.lane import FAILED, is_expected
+from killproof_chaos.power.lane import FAILED, is_expected, outcome_of
 from killproof_chaos.power.matrix import record_of
 from killproof_chaos.power.trials import Asked, Outcome, Trial
-from killproof_chaos.power_command import CODE, place_of
+from killproof_chaos.power_command import CODE, alone, place_of
 from killproof_chaos.targets.canary import sings
 
 NAME = "reads-then-writes"
@@ -36,6 +37,7 @@ def whole(record: dict[str, Any]) -> dict[str, Any]:
     return record | {
         "argv": ["killproof", "chaos", "power"],
         "lanes": 2,
+        "earlier": 0,
         "files_in": "/dev/shm",
         "started": 1_700_000_000.0,
         "ended": 1_700_000_600.0,
@@ -120,6 +122,48 @@ def test_a_run_that_found_it_after_its_budget_is_censored_and_not_missed() -> No
     assert queue["seconds"]["median"] is None, "more than half are only known to be longer"
 
 
+def test_a_run_that_saw_everything_early_and_found_nothing_makes_no_time_look_surer() -> None:
+    planned = trials.trials(ASKED)
+    made = [outcome(t, seconds=0.1) if t.seed > 10 else outcome(t, PROMISE) for t in planned]
+    (queue,) = record_of(ASKED, planned, made)["queues"]
+
+    assert queue["seconds"]["median"] == 0.5, "ten of twenty found it"
+    assert queue["seconds"]["p95"] is None, "ten never will"
+
+
+def test_seeds_that_draw_nothing_are_told_as_the_same_run_and_have_no_rate() -> None:
+    planned = trials.trials(ASKED)
+    record = record_of(ASKED, planned, caught(planned))
+    drawn = [replace(trial, options=(*trial.options, "--scheduler", "pct")) for trial in planned]
+    other = record_of(ASKED, drawn, caught(drawn))
+
+    assert (record["queues"][0]["differ"], other["queues"][0]["differ"]) == (1, 20)
+    assert report_power.rate_of(record["queues"][0], "84 to 100%") == "same"
+    assert report_power.rate_of(other["queues"][0], "84 to 100%") == "84 to 100%"
+    assert "seeds draw nothing for 1 of 1 queues" in report_power.seeds_lines(record)[0]
+    assert report_power.seeds_lines(other) == []
+
+
+def test_a_run_that_judged_nothing_is_neither_clean_nor_a_miss() -> None:
+    (trial,) = trials.trials(Asked(seeds=1, only=(NAME,), cross=0, healthy=False))
+    found = {
+        word: outcome_of(
+            trial,
+            {
+                "verdict": "unknown",
+                "unknown_because": ["no C compiler found"],
+                "properties": {"P1": {"verdict": word}, "P2": {"verdict": "not_judged"}},
+            },
+            seconds=1.0,
+            cpu_seconds=1.0,
+        )
+        for word in ("unknown", "pass")
+    }
+
+    assert (found["unknown"].verdict, found["unknown"].why) == (FAILED, "no C compiler found")
+    assert found["pass"].verdict == "unknown"
+
+
 def test_an_accused_healthy_queue_is_a_false_alarm() -> None:
     asked = Asked(only=(NAME,), seeds=1, cross=0, engines=("sim",))
     planned = trials.trials(asked)
@@ -196,6 +240,19 @@ def test_a_run_for_which_the_machine_had_no_time_is_made_again_and_no_other() ->
     assert not running.is_starved(outcome(trial, PROMISE))
 
 
+def test_a_run_for_which_there_never_was_time_is_no_miss_and_one_made_again_is_told() -> None:
+    planned = trials.trials(ASKED)
+    made = caught(planned)
+    why = "the supervisor was starved of CPU"
+    made[3] = running.settled(outcome(planned[3], verdict="unknown", why=why), 3)
+    made[4] = running.settled(made[4], 2)
+    record = record_of(ASKED, planned, made)
+
+    assert (record["verdict"], record["missed"]) == ("unknown", [])
+    assert "starved of CPU, 3 times" in record["problems"][0]
+    assert any("3 runs found nothing while" in line for line in report_power.seeds_lines(record))
+
+
 def test_a_store_of_other_code_or_of_something_else_is_refused(place: Path) -> None:
     (place / "mine.txt").write_text("mine", encoding="utf-8")
     with pytest.raises(ValueError, match="is not empty: give a new folder"):
@@ -203,6 +260,22 @@ def test_a_store_of_other_code_or_of_something_else_is_refused(place: Path) -> N
     (place / CODE).write_text("of old", encoding="utf-8")
     with pytest.raises(ValueError, match="other code"):
         place_of(place)
+    with pytest.raises(ValueError, match="cannot be made"):
+        place_of(place / "mine.txt")
+
+
+def test_two_runs_do_not_share_a_store(place: Path) -> None:
+    folder = place_of(place)
+
+    with alone(folder), pytest.raises(ValueError, match="in use by another run"), alone(folder):
+        pass
+    with alone(folder):
+        pass
+
+
+def test_engines_that_must_find_none_of_the_queues_are_refused_and_no_pass() -> None:
+    with pytest.raises(ValueError, match="add --engine sim"):
+        trials.faults(Asked(only=(NAME,), engines=("proc",)))
 
 
 def test_an_unknown_queue_is_refused_with_the_way_to_the_list() -> None:

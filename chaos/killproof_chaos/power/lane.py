@@ -58,19 +58,23 @@ def perform(trial: Trial, place: Path) -> Outcome:
 
 
 def outcome_of(trial: Trial, record: dict[str, Any], seconds: float, cpu_seconds: float) -> Outcome:
-    """Return what a verdict means for a trial."""
-    broken = {
-        name: one for name, one in record["properties"].items() if one["verdict"] == "violated"
-    }
+    """Return what a verdict means for a trial.
+
+    A run that judged nothing, for want of a compiler or of time, has failed: it would else count
+    as one that missed a broken queue, or as one that accused no healthy one.
+    """
+    properties = record["properties"]
+    broken = {name: one for name, one in properties.items() if one["verdict"] == "violated"}
     because = record["unknown_because"]
+    is_judged = broken or any(one["verdict"] == "pass" for one in properties.values())
     return Outcome(
         trial=trial,
-        verdict=record["verdict"],
+        verdict=record["verdict"] if is_judged else FAILED,
         broken=tuple(broken),
         unproven=tuple(name for name, one in broken.items() if not one["witnesses"]),
         seconds=round(seconds, 3),
         cpu_seconds=round(cpu_seconds, 3),
-        why=str(because[0]) if because and record["verdict"] == "unknown" else "",
+        why=str(because[0]) if because else "" if is_judged else "it judged nothing",
     )
 
 

@@ -66,6 +66,7 @@ def record_of(
             "planned": len(planned),
             "cross_left": sum(t.part == "cross" and t.key not in done for t in planned),
             "alarms": alarms,
+            "again": sum(one.tries - 1 for one in made),
         },
         "cpu_seconds": round(sum(one.cpu_seconds for one in made), 1),
     }
@@ -77,7 +78,9 @@ def _queue(fault: Fault, planned: Sequence[Trial], made: Sequence[Outcome]) -> d
     runs = [one for one in mine if one.trial.part == "intended" and one.verdict != FAILED]
     found = [one for one in runs if fault.promise in one.broken]
     in_time = [one for one in found if one.seconds <= fault.seconds]
-    late = [min(one.seconds, fault.seconds) for one in runs if one not in in_time]
+    # At the budget, though a search that has seen everything ends before it: such a run will never
+    # find it, and leaving it out of those at risk earlier would make the others look surer.
+    late = [fault.seconds] * (len(runs) - len(in_time))
     checkers = Counter(name for one in runs for name in one.broken)
     spent = estimates.times([one.cpu_seconds for one in found], [])
     return {
@@ -90,6 +93,9 @@ def _queue(fault: Fault, planned: Sequence[Trial], made: Sequence[Outcome]) -> d
         "budget_seconds": fault.seconds,
         "planned": sum(t.part == "intended" and t.target == fault.name for t in planned),
         "runs": len(runs),
+        # As many different runs: an engine that draws nothing makes the same one again.
+        "differ": len({" ".join(one.trial.argv()) if one.trial.draws else "" for one in runs}),
+        "again": sum(one.tries - 1 for one in runs),
         "rate": asdict(estimates.rate(len(found), len(runs))),
         "incidental": sum(bool(one.broken) and one not in found for one in runs),
         "missed_seeds": [one.trial.seed for one in runs if one not in found],

@@ -3,7 +3,7 @@
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -42,6 +42,7 @@ class Made:
 
     outcomes: Sequence[Outcome]
     interrupted: bool
+    earlier: int  #: of them, how many the store held already
     files_in: str  #: where the files of the runs were
 
 
@@ -76,9 +77,11 @@ def make(planned: Sequence[Trial], folder: Path, *, seconds: float, lanes: int, 
         try:
             for outcome in pool.outcomes(draw):
                 tries[outcome.trial.key] += 1
-                if is_starved(outcome) and tries[outcome.trial.key] < TRIES_MAX:
+                made = tries[outcome.trial.key]
+                if is_starved(outcome) and made < TRIES_MAX:
                     left.append(outcome.trial)
                     continue
+                outcome = settled(outcome, made)
                 outcomes.append(outcome)
                 log.append(outcome.record())
                 show(progress.turn(outcome, seconds - (time.monotonic() - began)))
@@ -89,13 +92,20 @@ def make(planned: Sequence[Trial], folder: Path, *, seconds: float, lanes: int, 
             log.close()
         where = str(place.parent)
     memory.sweep()
-    return Made(outcomes=outcomes, interrupted=interrupted, files_in=where)
+    return Made(outcomes=outcomes, interrupted=interrupted, earlier=len(known), files_in=where)
 
 
 def is_starved(outcome: Outcome) -> bool:
     """Say whether the machine had no time for a run, which then says nothing of bounds of time."""
     must_find = outcome.trial.part == "intended"
     return must_find and outcome.verdict == UNKNOWN and STARVED in outcome.why
+
+
+def settled(outcome: Outcome, tries: int) -> Outcome:
+    """Return what counts of the last of several tries: one without time has missed nothing."""
+    if not is_starved(outcome):
+        return replace(outcome, tries=tries)
+    return replace(outcome, tries=tries, verdict=FAILED, why=f"{outcome.why}, {tries} times")
 
 
 def read(folder: Path) -> list[Outcome]:

@@ -14,6 +14,7 @@ from typing import Any, Final
 from killproof_chaos import gallery, targets
 from killproof_chaos.gallery import SHORT, Fault
 from killproof_chaos.plan import NEMESES_DEFAULT
+from killproof_chaos.targets.canary import sings
 from killproof_evidence.judge import PROPERTIES
 
 ENGINES: Final = ("sim", "crash", "disk", "proc")
@@ -67,11 +68,18 @@ class Trial:
         """Return after how many seconds it is ended by force."""
         return max(LIMIT_SECONDS_MIN, LIMIT_BUDGETS * self.budget)
 
+    @property
+    def draws(self) -> bool:
+        """Say whether its seed decides anything: else each seed is the same run once more."""
+        if self.engine == "sim":
+            return "--scheduler" in self.options and "dfs" not in self.options
+        # Of this engine all points are taken unless it is told how many.
+        return self.engine != "crash" or "--points" in self.options
+
     def argv(self) -> list[str]:
         """Return the command, without its first two words."""
         words = [COMMANDS.get(self.engine, self.engine), "--target", self.target, *self.options]
-        # Of this engine all points are taken unless it is told how many, and nothing is drawn.
-        if self.engine != "crash" or "--points" in self.options:
+        if self.engine != "crash" or self.draws:  # The one command that refuses a seed then.
             words += ["--seed", str(self.seed)]
         return words
 
@@ -95,7 +103,8 @@ class Outcome:
     unproven: tuple[str, ...] = ()  #: those of them that no witness shows
     seconds: float = 0.0  #: wall clock, from the command to its verdict
     cpu_seconds: float = 0.0  #: of the run with all its processes
-    why: str = ""  #: of what is unknown or failed, the first reason
+    why: str = ""  #: the first reason why it is not whole, or failed
+    tries: int = 1  #: how often it was made, because the machine had no time for it
 
     def record(self) -> dict[str, Any]:
         """Return the outcome as JSON has it."""
@@ -145,6 +154,13 @@ def faults(asked: Asked) -> list[Fault]:
                 f"--only {name!r} is no broken queue: `killproof chaos gallery` lists them"
             )
     found = [gallery.fault(name) for name in known if not asked.only or name in asked.only]
+    if not any(fault.engine in asked.engines for fault in found):
+        # Nothing to catch would be a pass.
+        needed = sorted({fault.engine for fault in found})
+        raise ValueError(
+            f"--engine {' '.join(asked.engines)!r} catches none of these broken queues: add "
+            f"--engine {' or '.join(needed)}"
+        )
     found = [fault for fault in found if fault.engine in asked.engines]
     return in_slice(found) if asked.is_slice and not asked.only else found
 
@@ -234,11 +250,13 @@ def canary(asked: Asked) -> Iterator[Trial]:
     if fault.engine not in asked.engines:
         return
     for seed in CANARY_SLICE if asked.is_slice else range(1, CANARY_RUNS + 1):
+        # Whoever must find has time for it on a machine that does much else.
+        patient = asked.is_slice and sings(seed)
         yield Trial(
             part="canary",
             target=fault.name,
             engine=fault.engine,
-            options=fault.options,
+            options=(*fault.options, *(PATIENCE if patient else ())),
             seed=seed,
             budget=fault.seconds,
         )
