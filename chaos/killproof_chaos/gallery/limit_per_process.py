@@ -43,6 +43,11 @@ class OwnSemaphore(HostedQueue):
         super().ack(lease, result)
         self.running -= 1
 
+    def nack(self, lease: Any, error: Any, **options: Any) -> None:
+        """Give a job up, and make room for the next."""
+        super().nack(lease, error, **options)
+        self.running -= 1
+
 
 class LimitPerProcess(KillproofTarget):
     """Killproof with a limit in memory in place of the one in the file."""

@@ -18,6 +18,8 @@ FAULT: Final = Fault(
     right="BEGIN IMMEDIATE: every transaction holds the write lock from its beginning",
     engine="sim",
     options=("--scenario", "unique-key"),
+    seen=("ovumcy/ovumcy-web#155", "duckdb/ducklake#1420"),
+    articles=("F9",),
 )
 
 
@@ -30,11 +32,14 @@ class ReadsThenWrites(MinimalQueue):
         self.sync(f"{operation}.begin")
         self.db.execute("BEGIN")
         try:
+            self.sync(f"{operation}.locked")
             yield self.db
+            self.sync(f"{operation}.written")
             self.db.execute("COMMIT")
         finally:
             if self.db.in_transaction:
                 self.db.execute("ROLLBACK")
+        self.sync(f"{operation}.committed")
 
 
 target: Final = MinimalTarget(FAULT.name, ReadsThenWrites, FAULT)
