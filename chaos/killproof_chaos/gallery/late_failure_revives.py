@@ -12,7 +12,8 @@ FAULT: Final = Fault(
     " retry",
     promise="P7",
     kind="a terminal state that does not absorb: a late event moves a finished job backwards",
-    right="AND state = 'leased' in every outcome: what has ended is left by a replay alone",
+    right="AND fence = ? AND state = 'leased' in every outcome: what has ended is left by a replay"
+    " alone",
     engine="sim",
     options=("--scenario", "nack"),
     seen=("oxpull/django-ox#16",),

@@ -21,7 +21,7 @@ FAULT: Final = Fault(
     engine="proc",
     options=("--seconds", "3.5", "--nemesis", "none", "--workers", "2"),
     seconds=10,
-    seen=("splunk/token-meter#56", "NousResearch/hermes-agent#69678"),
+    seen=("splunk/token-meter#56", "NousResearch/hermes-agent#28802"),
     articles=("F58", "F59"),
 )
 

@@ -17,7 +17,7 @@ FAULT: Final = Fault(
     engine="sim",
     options=("--scenario", "wall-clock"),
     also=frozenset({"P6"}),
-    seen=("medusajs/medusa#13393",),
+    seen=("agentruntimecontrolprotocol/swift-sdk#80",),
 )
 
 

@@ -19,6 +19,7 @@ FAULT: Final = Fault(
     right="count and claim in one transaction that holds the write lock from its beginning",
     engine="sim",
     options=("--scenario", "mutex"),
+    seen=("janbjorge/pgqueuer#761",),
     control="killproof",
 )
 ROOM: Final = """

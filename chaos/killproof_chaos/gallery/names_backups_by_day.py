@@ -18,7 +18,7 @@ FAULT: Final = Fault(
     engine="proc",
     options=("--seconds", "5.5", "--nemesis", "none", "--workers", "2"),
     seconds=10,
-    seen=("bitflicker64/Termstory#416", "Osmantic/ODS#5274"),
+    seen=("bitcoin-wallet/bitcoin-wallet#214", "bitflicker64/Termstory#416"),
     articles=("F45",),
     control="killproof",
 )

@@ -15,8 +15,8 @@ FAULT: Final = Fault(
     right="a failure puts off the job that failed: its due_ms, and nobody else's",
     engine="sim",
     options=("--scenario", "poison"),
-    seen=("openwebsolns/techscore#12",),
-    articles=("F28", "F29"),
+    seen=("in2code-de/luxletter#177", "aschroder/Magento-SMTP-Pro-Email-Extension#139"),
+    articles=("F29",),
 )
 
 

@@ -21,7 +21,7 @@ FAULT: Final = Fault(
     right="queue.enqueue(..., tx=tx): the caller's row and the job in one transaction",
     engine="crash",
     options=("--operation", "enqueue_with_note", "--no-errors", "--fail-fast"),
-    seen=("nebari-dev/nebi#312", "getlago/lago-api#6319"),
+    seen=("akash-network/console#1845", "mohamedboukari/bunmail#184"),
     control="killproof",
 )
 

@@ -15,7 +15,7 @@ FAULT: Final = Fault(
     engine="proc",
     options=("--seconds", "2", "--nemesis", "handler"),
     seconds=10,
-    seen=("ModelsLab/modelq#18",),
+    seen=("milvus-io/milvus#53712", "gabrielkoerich/orch#2941"),
     articles=("F3",),
 )
 

@@ -20,7 +20,7 @@ FAULT: Final = Fault(
     right="one bucket for each resource, in the file, drawn from in the transaction of the claim",
     engine="sim",
     options=("--scenario", "rate"),
-    seen=("OptimalBits/bull#2068",),
+    seen=("laurentS/slowapi#226", "grisuno/estorides#38"),
     control="killproof",
     articles=("F35",),
 )

@@ -16,7 +16,7 @@ FAULT: Final = Fault(
     "somebody starts",
     engine="sim",
     options=("--scenario", "stale-extend"),
-    seen=("digitallyinduced/ihp#884",),
+    seen=("akira/exq#321",),
 )
 
 

@@ -15,7 +15,7 @@ FAULT: Final = Fault(
     right="an error once COMMIT was sent goes to the caller, who may retry under the same key",
     engine="crash",
     options=("--operation", "enqueue_without_key", "--no-kills", "--fail-fast"),
-    seen=("ohdearquant/khive#2117",),
+    seen=("NousResearch/hermes-agent#90734",),
 )
 
 

@@ -10,7 +10,7 @@ from killproof_evidence.contract import DELETED
 FAULT: Final = Fault(
     name="rows-without-parent",
     wrong="REFERENCES ... ON DELETE CASCADE is a comment until a connection says that it counts: "
-    "the log of a job that retention has deleted belongs to nobody, and soon to a job that comes",
+    "the log of a job that retention has deleted belongs to nobody, and stays",
     promise="P16",
     kind="referential integrity declared and not enforced, as SQLite has it by default",
     right="PRAGMA foreign_keys = ON, in every connection",

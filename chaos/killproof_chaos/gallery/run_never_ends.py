@@ -17,7 +17,7 @@ FAULT: Final = Fault(
     right="the trigger workflow_run_checked, in the transaction that ends the last step",
     engine="sim",
     options=("--scenario", "diamond"),
-    seen=("llnl/maestrowf#3",),
+    seen=("coral-erm/coral#569", "argoproj/argo-workflows#6254"),
     control="killproof",
     articles=("F64", "F66"),
 )

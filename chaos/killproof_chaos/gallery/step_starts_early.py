@@ -18,6 +18,7 @@ FAULT: Final = Fault(
     options=("--seconds", "2", "--nemesis", "none", "--workers", "4"),
     seconds=10,
     control="killproof",
+    articles=("F63",),
 )
 EARLY: Final = """
     CREATE TRIGGER early AFTER INSERT ON job WHEN NEW.state = 'blocked' BEGIN
