@@ -7,7 +7,7 @@ remedy.  Exit codes: 0 done; 1 `doctor` found a fault, or an alert; 3 the queue 
 The commands are in modules of their own (`cli_work`, `cli_jobs`, `cli_operations`), and only the
 module of the command that is asked for is imported: `killproof enqueue` in a shell script is called
 often.  Other packages add commands through the entry-point group `killproof.commands`; those too
-are imported when one of them is asked for, and never before.
+are imported when one of them is asked for, and never before; then none of the queue's own are.
 """
 
 import errno
@@ -136,11 +136,18 @@ def _commands(arguments: list[str]) -> typer.Typer:
     for module, (_, names) in MODULES.items():
         if wanted in names:
             return _app([module], is_whole=False)
-    whole = _app(MODULES, is_whole=True)
     from importlib.metadata import entry_points  # 30 ms that `enqueue` does not pay.
 
+    points = sorted(entry_points(group=PLUGINS), key=lambda point: point.name)
+    # Only where it stands first: what stands before it may ask for the help of everything.
+    for point in points:
+        if arguments[:1] == [point.name]:
+            alone = _app([], is_whole=False)
+            alone.add_typer(_load(point), name=point.name)
+            return alone
+    whole = _app(MODULES, is_whole=True)
     own = {name for _, names in MODULES.values() for name in names}
-    for point in sorted(entry_points(group=PLUGINS), key=lambda point: point.name):
+    for point in points:
         if point.name == wanted:
             whole.add_typer(_load(point), name=point.name)
         elif point.name not in own:
