@@ -20,6 +20,25 @@ def worker(run: "Run", producer: "Process") -> "Process":
     return run.process("w1")
 
 
+# --- P8.
+
+
+def test_each_replay_that_may_have_happened_gives_another_life_and_nothing_else_does(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    run.audited = False
+    job = producer.enqueues("a")
+    producer.replays(job)
+    producer.cancels(job, told=False)
+    producer.invokes("replay", job=job)
+    producer.hears("fail", job=job)
+    job.forgiven, job.row = 0, {"attempts": None}
+    for fence in range(7):
+        worker.starts(job, fence=fence + 1)
+
+    assert "was started 7 times (0 forgiven), and it may run 6 times" in run.story("P8")
+
+
 # --- P9: which attempt a failure was, and how long it has to wait.
 
 
@@ -348,6 +367,32 @@ def test_a_snooze_that_ends_too_early_is_seen(
     worker.claims(job)
 
     assert "and 200 ms were due" in run.story("P9")
+
+
+@pytest.mark.parametrize(
+    ("slow", "verdict"), [("claim", "pass"), ("reap", "pass"), ("enqueue", "violated")]
+)
+def test_who_reaps_may_have_read_the_clock_a_claim_or_a_reap_earlier(
+    run: "Run", producer: "Process", worker: "Process", slow: str, verdict: str
+) -> None:
+    job = producer.enqueues("a")
+    worker.invokes(slow, value={"id": "b"} if slow == "enqueue" else None)
+    run.passes(20)
+    worker.hears("ok")
+    crashes(run, job)
+    run.passes(35)
+    other = run.process("w2")
+    other.claims(job)
+    other.invokes("claim")  # Without an answer: how long it took, nobody knows.
+    run.kills(other)
+
+    assert run.verdict("P9") == verdict
+
+
+def test_where_nobody_ever_claimed_no_delay_is_known(run: "Run", producer: "Process") -> None:
+    producer.enqueues("a")
+
+    assert run.finding("P9").reason == "no attempt failed and was tried again"
 
 
 # --- P10.
