@@ -22,11 +22,13 @@ FAULT: Final = Fault(
 class BackoffDoesNotGrow(MinimalQueue):
     """Take every failure for the first."""
 
+    BACKOFF_MS = 200  # The second delay is to be so much longer that a busy machine cannot hide it.
+
     def nack(self, lease: Lease, error: str, permanent: bool = False) -> None:
         """Schedule the next attempt as after the first failure."""
         super().nack(lease._replace(attempt=1), error, permanent)
 
 
 target: Final = MinimalTarget(
-    FAULT.name, BackoffDoesNotGrow, FAULT, parameters={"retry": "doubling:0.05"}
+    FAULT.name, BackoffDoesNotGrow, FAULT, parameters={"retry": "doubling:0.2"}
 )
