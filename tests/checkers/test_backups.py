@@ -244,6 +244,96 @@ def test_a_job_of_a_later_commit_must_not_be_in_it_and_that_commit_is_shown(
     assert ("audit.jsonl", seq + 1) in run.finding("P24").witnesses[0].lines
 
 
+@pytest.mark.parametrize("may_go", [True, False])
+def test_without_an_audit_a_job_may_be_missing_in_it_only_where_rows_go(
+    run: "Run", producer: "Process", may_go: bool
+) -> None:
+    run.audited = False
+    if may_go:
+        run.edges["succeeded"] = ("deleted",)
+    producer.enqueues("a")
+    producer.backs_up(jobs={})
+    run.backups[0].pop("seq")
+
+    finding = run.finding("P24")
+
+    assert finding.verdict == ("unknown" if may_go else "violated"), finding
+
+
+def test_where_rows_go_a_job_that_has_not_gone_must_still_be_in_it(
+    run: "Run", producer: "Process"
+) -> None:
+    run.edges["succeeded"] = ("deleted",)
+    producer.enqueues("a")
+    producer.backs_up(jobs={}, seq=0)
+
+    assert "and is not in it" in run.story("P24")
+
+
+def test_a_job_of_which_no_id_was_told_is_not_looked_for(run: "Run", producer: "Process") -> None:
+    producer.enqueues("a")
+    producer.invokes("enqueue", value=run.job("b").asked)
+    producer.hears("ok")
+    producer.backs_up()
+
+    assert run.verdict("P24") == "pass"
+
+
+def test_a_job_that_is_not_asked_for_hides_no_other(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    """The first was never acknowledged, and the second has gone."""
+    producer.enqueues("a", answer="info", exists=False)
+    run.commits(producer.enqueues("b"), None)
+    producer.enqueues("c")
+    producer.backs_up(jobs={}, seq=2)
+
+    assert "job 3 was acknowledged before backup backup-0 began" in run.story("P24")
+
+
+def test_an_extension_before_it_does_not_say_how_a_job_ended(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    job = producer.enqueues("a")
+    worker.claims(job)
+    worker.extends(job)
+    producer.backs_up()
+    worker.runs(job)
+    worker.acks(job)
+
+    assert run.verdict("P24") == "pass"
+
+
+def test_the_first_five_problems_of_a_backup_are_told(run: "Run", producer: "Process") -> None:
+    producer.backs_up(jobs={}, problems=list("abcdef"))
+
+    assert run.story("P24") == "backup backup-0 is not whole: a; b; c; d; e"
+
+
+def test_two_backups_of_one_moment_are_both_held_against_it(
+    run: "Run", producer: "Process"
+) -> None:
+    producer.enqueues("a", answer="info")
+    for _ in range(2):
+        producer.backs_up(jobs={})
+
+    assert run.finding("P24").violations == 2
+
+
+def test_a_run_is_in_each_copy_as_its_last_change_before_it_left_it(
+    run: "Run", producer: "Process"
+) -> None:
+    run.edges |= {"start": ("available", "blocked")}
+    producer.starts_run("r", {"a": []})
+    run.commits_run("r", "failed")
+    run.commits_run("r", "running")
+    producer.backs_up()
+    run.commits_run("r", "succeeded")
+    producer.backs_up()
+
+    assert run.verdict("P24") == "pass"
+
+
 # --- How the facts are got.
 
 MAPPING = AuditMapping(table="job", id="id", state="state", states={"ready": "available"})
