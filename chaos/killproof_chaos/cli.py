@@ -2,7 +2,7 @@
 
 Exit codes: 0 no violation found, 1 violated, 2 unknown, 3 the harness itself failed, 64 wrong
 usage. Results go to stdout and everything else to stderr; with `--json` the only result is
-verdict.json.
+verdict.json. What a command needs to act is imported where it acts: `command.py` says why.
 """
 
 import json
@@ -17,10 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 from killproof_chaos import (
-    coverage,
     crash_command,
     disk_command,
-    doctor,
     gallery_command,
     model_command,
     plan,
@@ -47,11 +45,7 @@ from killproof_chaos.command import (
     refuse_plan,
     within,
 )
-from killproof_chaos.display import shown
-from killproof_chaos.engines.proc import Engine
 from killproof_chaos.plan import MIXES, NEMESES, NEMESES_DEFAULT, Options, Plan
-from killproof_chaos.report import write_report
-from killproof_evidence.judge import judge
 from killproof_evidence.store import Store
 from killproof_evidence.target import level
 
@@ -195,6 +189,8 @@ def list_targets(as_json: Annotated[bool, typer.Option("--json", help="As JSON."
 @app.command("doctor")
 def look(as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
     """Check that this machine can run the harness."""
+    from killproof_chaos import doctor
+
     findings = doctor.examine(Path.cwd())
     if as_json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
@@ -252,6 +248,8 @@ def _mix(word: str) -> str:
 
 def _plan(options: Options) -> Plan:
     """Expand the options, with what the target is and has, into the plan."""
+    from killproof_chaos import coverage
+
     target = targets.load(options.target)
     given = workload.read_jobs(Path(options.jobs)) if options.jobs is not None else []
     return plan.make(options, coverage.aims(target, options), given, mixes.of(target, options))
@@ -259,6 +257,10 @@ def _plan(options: Options) -> Plan:
 
 def _perform(planned: Plan, store: Path | None, ending: Ending) -> None:
     """Run the plan, judge it, and end with the exit code of the verdict."""
+    from killproof_chaos import coverage
+    from killproof_chaos.display import shown
+    from killproof_chaos.engines.proc import Engine
+
     options = planned.options
     seed = str(options.seed)
     place = new_store(store, Path(options.target).stem, seed, told=f"seed {seed}, ")
@@ -270,8 +272,16 @@ def _perform(planned: Plan, store: Path | None, ending: Ending) -> None:
 
 
 def _judge(store: Store, ending: Ending) -> None:
+    from killproof_evidence.judge import judge
+
     record = judge(store).record
-    conclude(record, ending, places=ending.page(write_report, store.path))
+    conclude(record, ending, places=ending.page(_write_page, store.path))
+
+
+def _write_page(folder: Path) -> Path:
+    from killproof_chaos.report import write_report
+
+    return write_report(folder)
 
 
 def _target_facts(name: str) -> dict[str, Any]:

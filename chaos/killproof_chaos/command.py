@@ -3,8 +3,14 @@
 The verdict goes to stdout and everything else to stderr; with `--json` the only result is
 verdict.json. Exit codes: 0 no violation found, 1 violated, 2 unknown, 3 the harness itself failed,
 64 wrong usage.
+
+`killproof_chaos.cli` imports this module and those of all commands before it knows which one is
+asked for. So at their top they import only what their options and their words need; engines, pages
+and the judge are imported inside the functions that use them, and `chaos targets` waits for none.
+`import_engines` is for who performs many runs.
 """
 
+import importlib
 import json
 import os
 import signal
@@ -16,20 +22,21 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol, TypeVar
 
 import typer
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from killproof_chaos import summary
-from killproof_chaos.engines.crew import EngineFailed
-from killproof_evidence.judge import Row, render_rows
 from killproof_evidence.store import Store
+
+if TYPE_CHECKING:
+    from killproof_evidence.judge import Row
 
 EXIT_OF: Final = {"pass": 0, "violated": 1, "unknown": 2}
 EXIT_FAILED: Final = 3
 STORES: Final = "killproof-store"
+#: What the commands that run a queue's code import when they act.
+ENGINES: Final = ("engines.crash", "engines.disk", "engines.proc", "sim.campaign", "sim.result")
 #: Engines whose runs are repeated by their command and not from a plan.
 PLANLESS: Final = frozenset({"disk", "model"})
 #: Of a log or a pipe; 80 would fold the longest sentence of the table.
@@ -87,6 +94,12 @@ class Ending:
             )
 
 
+def import_engines() -> None:
+    """Import what the commands act with, for a process that forks their runs or measures them."""
+    for name in ENGINES:
+        importlib.import_module(f"killproof_chaos.{name}")
+
+
 def new_store(asked: Path | None, *words: str, told: str = "") -> Store:
     """Make the store of a run where it was asked for, or under a name of these words and the time.
 
@@ -135,6 +148,8 @@ def harness() -> Iterator[None]:
     SIGTERM ends it as Ctrl-C does: CI cancels a job that way, and what the run has found, its
     children and its folders in memory must not be left behind.
     """
+    from killproof_chaos.engines.crew import EngineFailed
+
     owner = os.getpid()
 
     def on_term(number: int, frame: FrameType | None) -> None:
@@ -171,7 +186,7 @@ def conclude(
     record: dict[str, Any],
     ending: Ending,
     *,
-    rows: Sequence[Row] | None = None,
+    rows: "Sequence[Row] | None" = None,
     figures: Iterable[str] | None = None,
     pictures: Iterable[RenderableType] = (),
     places: Iterable[str] = (),
@@ -186,6 +201,9 @@ def conclude(
         pictures: what stands above the table.
         places: lines that say where more is to be found.
     """
+    from killproof_chaos import summary
+    from killproof_evidence.judge import render_rows
+
     told = list(render_rows(record) if rows is None else rows)
     out = console(stderr=ending.as_json)
     for picture in pictures:
@@ -254,6 +272,8 @@ def shown(text_of: Callable[[Told], str]) -> Iterator[Callable[[Told], None]]:
     if not screen.is_terminal:
         yield _at_most_every(PLAIN_SECONDS, lambda turn: print(text_of(turn), file=sys.stderr))
         return
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),

@@ -2,17 +2,19 @@
 
 Exit codes as everywhere: 0 no violation found, 1 violated, 2 unknown, 3 the harness itself failed,
 64 wrong usage.
+
+The engine and its page are imported where they are used: `command.py` says why.
 """
 
 import random
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from killproof_chaos import report_crash, targets
+from killproof_chaos import targets
 from killproof_chaos.command import (
     Ending,
     JsonOption,
@@ -28,10 +30,10 @@ from killproof_chaos.command import (
     shown,
     within,
 )
-from killproof_chaos.engines.crash import POINTS, Engine, Turn, operations_of
-from killproof_chaos.engines.crash_points import ERRORS, KILLS
-from killproof_chaos.report_crash import LETTERS, worst_of
 from killproof_evidence.store import Store
+
+if TYPE_CHECKING:
+    from killproof_chaos.engines.crash import Turn
 
 SEED_MAX: Final = 2**32 - 1
 #: More would wait for each other on any machine.
@@ -71,6 +73,8 @@ def crash(
     Needs Linux and a C compiler; without them the verdict is unknown. For each point the files are
     fresh, a clean process recovers and finishes all jobs, and the judge reads what was recorded.
     """
+    from killproof_chaos.engines.crash import POINTS, Engine
+
     if not kills and not errors:
         raise ValueError("--no-kills with --no-errors leaves nothing to do: give one of them")
     chosen = choose(targets.load(target), operation)
@@ -100,12 +104,18 @@ def crash(
         places=(
             f"files:  in {record['files_in']}",
             f"points: {place.path / POINTS}",
-            *ending.page(report_crash.write_report, place.path),
+            *ending.page(_write_page, place.path),
         ),
     )
 
 
-def text_of(turn: Turn) -> str:
+def _write_page(folder: Path) -> Path:
+    from killproof_chaos.report_crash import write_report
+
+    return write_report(folder)
+
+
+def text_of(turn: "Turn") -> str:
     """Return how far the engine is, and how long it still takes."""
     return f"{turn.done:,} of {turn.total:,} points, {turn.operation}, about {turn.left:.0f} s left"
 
@@ -116,6 +126,8 @@ def choose(target: Any, wanted: list[str] | None) -> tuple[str, ...]:
     Raises:
         ValueError: the target has no such operation; the message says which it has.
     """
+    from killproof_chaos.engines.crash import operations_of
+
     offered = operations_of(target)
     for name in wanted or ():
         if name not in offered:
@@ -131,6 +143,8 @@ def refuse(folder: Path) -> None:
     Raises:
         ValueError: the folder holds such a run; the message names the commands for it.
     """
+    from killproof_chaos.engines.crash import POINTS
+
     if (folder / POINTS).exists():
         again = Store(folder).read_run()["replay"]
         raise ValueError(
@@ -141,6 +155,9 @@ def refuse(folder: Path) -> None:
 
 def call_map(record: dict[str, Any]) -> Table:
     """Return the map: a row for each operation, a letter for each call."""
+    from killproof_chaos.engines.crash_points import ERRORS, KILLS
+    from killproof_chaos.report_crash import LETTERS, worst_of
+
     table = Table(box=None, pad_edge=False)
     for heading in ("operation", "calls", "killed before", "killed after", "made to fail"):
         table.add_column(heading, overflow="fold")

@@ -1,13 +1,15 @@
-"""The command `killproof chaos disk`: a power cut at every point of one recorded run."""
+"""The command `killproof chaos disk`: a power cut at every point of one recorded run.
+
+The engine and its page are imported where they are used: `command.py` says why.
+"""
 
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from killproof_chaos import summary
 from killproof_chaos.command import (
     Ending,
     JsonOption,
@@ -23,13 +25,12 @@ from killproof_chaos.command import (
     shown,
     within,
 )
-from killproof_chaos.engines import disk
-from killproof_chaos.engines.disk_model import Policy
-from killproof_chaos.engines.disk_verdict import POINTS as POINTS_FILE
-from killproof_chaos.engines.disk_verdict import Options, Turn
-from killproof_chaos.report_disk import write_report
-from killproof_evidence.judge import render_rows
+from killproof_chaos.engines.disk_policy import Policy
 from killproof_evidence.store import Store
+
+if TYPE_CHECKING:
+    from killproof_chaos.engines.disk import Show
+    from killproof_chaos.engines.disk_verdict import Turn
 
 #: Of a run that nobody sized: seconds of work, and enough for every fault of the gallery.
 POINTS: Final = 150
@@ -68,6 +69,9 @@ def cut(
     afterwards. The policies say what the disk keeps of that which no sync had made durable: keep
     all, drop all, a random subset, torn sectors, or the data without names and sizes.
     """
+    from killproof_chaos.engines import disk
+    from killproof_chaos.engines.disk_verdict import Options
+
     options = Options(
         target=target,
         points=points_of(points),
@@ -84,19 +88,30 @@ def cut(
 
 def check(store: Store, ending: Ending) -> None:
     """Judge a recorded run again, from its log alone."""
+    from killproof_chaos.engines import disk
+
     perform(lambda show: disk.again(store, show), store, ending)
 
 
-def perform(judge: Callable[[disk.Show], dict[str, Any]], store: Store, ending: Ending) -> None:
+def perform(judge: "Callable[[Show], dict[str, Any]]", store: Store, ending: Ending) -> None:
     """Judge, show how far that is, write the page, and end with the exit code of the verdict."""
+    from killproof_chaos.engines.disk_verdict import POINTS as POINTS_FILE
+    from killproof_evidence.judge import render_rows
+
     # A run that is told to end gives back its room in RAM, and says what it had seen.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with harness(), shown(text_of) as show:
         record = judge(show)
     rows = [row for row in render_rows(record) if row.verdict != "not_judged"]
     has_points = (store.path / POINTS_FILE).exists()
-    places = ending.page(write_report, store.path) if has_points else ()
+    places = ending.page(_write_page, store.path) if has_points else ()
     conclude(record, ending, rows=rows, figures=figures(record), places=places)
+
+
+def _write_page(folder: Path) -> Path:
+    from killproof_chaos.report_disk import write_report
+
+    return write_report(folder)
 
 
 def policies_of(text: str) -> tuple[Policy, ...]:
@@ -116,6 +131,8 @@ def policies_of(text: str) -> tuple[Policy, ...]:
 
 def figures(record: dict[str, Any]) -> list[str]:
     """Return what was measured beside the verdict, a line each."""
+    from killproof_chaos import summary
+
     counts, found = record["counts"], record["properties"]["P1"]
     lines = []
     if "figures" in found:
@@ -131,7 +148,7 @@ def figures(record: dict[str, Any]) -> list[str]:
     return lines + summary.figures(record)
 
 
-def text_of(turn: Turn) -> str:
+def text_of(turn: "Turn") -> str:
     """Return how far the engine is, and how long it still takes."""
     if turn.phase == "record":
         return "recording a run"

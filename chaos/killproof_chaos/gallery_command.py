@@ -20,7 +20,6 @@ from rich.text import Text
 from killproof_chaos import gallery
 from killproof_chaos.command import console
 from killproof_chaos.gallery import Fault
-from killproof_evidence.judge import PROPERTIES
 
 #: A wider table is no easier to read, and this one fits a page of code beside it.
 COLUMNS_MAX: Final = 100
@@ -45,14 +44,16 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """List the broken queues; show one, copy it to repair it, or grade what came of that."""
-    # Here, for it needs this module.
-    from killproof_chaos import grading_command
-
     if (copy or grade) and name is None:
         raise ValueError("--copy and --grade need the NAME of a broken queue before them")
     if name is not None and copy is not None:
+        # Here, for it needs this module; and the list of them all needs no grading.
+        from killproof_chaos import grading_command
+
         grading_command.copy(fault_of(name), copy)
     elif name is not None and grade is not None:
+        from killproof_chaos import grading_command
+
         grading_command.grade(fault_of(name), str(grade), hint=hint, as_json=as_json)
     elif name is None:
         faults = [gallery.fault(each) for each in gallery.names()]
@@ -117,6 +118,9 @@ def facts(fault: Fault) -> dict[str, Any]:
 
 def listing(faults: Iterable[Fault]) -> RenderableType:
     """Return all broken queues, grouped by the promise that each breaks."""
+    # Not at the top, for the reason that `command.py` gives.
+    from killproof_evidence.judge import PROPERTIES
+
     known = list(faults)
     columns = max([NAME_COLUMNS_MIN, *(len(fault.name) for fault in known)])
     parts: list[RenderableType] = []
@@ -139,6 +143,8 @@ def listing(faults: Iterable[Fault]) -> RenderableType:
 
 def whole(fault: Fault) -> RenderableType:
     """Return one broken queue: everything that is declared of it."""
+    from killproof_evidence.judge import PROPERTIES
+
     sentence = next(each.sentence for each in PROPERTIES if each.number == fault.promise)
     rows = {
         "what is wrong": fault.wrong,

@@ -31,7 +31,7 @@ from typing import Any, Final
 
 from killproof.wording import one_line
 from killproof_chaos import gallery
-from killproof_chaos.command import STORES
+from killproof_chaos.command import STORES, import_engines
 from killproof_chaos.gallery import Fault
 from killproof_chaos.summary import extent
 from killproof_evidence.judge import PROPERTIES
@@ -359,8 +359,8 @@ def _look(name: str, file: str, folder: Path, clock: _Clock) -> dict[str, Any]:
     It needs the engines, which are imported here: the processes that follow are forked from this
     one, and would each import them anew.
     """
-    for engine in ("cli", "sim.campaign"):
-        importlib.import_module(f"killproof_chaos.{engine}")
+    importlib.import_module("killproof_chaos.cli")
+    import_engines()
     from killproof_chaos import grading_look
 
     told = folder / "look.json"

@@ -2,6 +2,8 @@
 
 Exit codes as everywhere: 0 no violation found, 1 violated, 2 unknown, 3 the harness itself failed,
 64 wrong usage.
+
+The engine is imported where it is used: `command.py` says why.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +16,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from killproof_chaos import summary, targets
+from killproof_chaos import targets
 from killproof_chaos.command import (
     Ending,
     JsonOption,
@@ -28,8 +30,6 @@ from killproof_chaos.command import (
     shown,
     within,
 )
-from killproof_chaos.engines import model
-from killproof_chaos.engines.model_protocol import GUARDS
 from killproof_chaos.engines.model_search import STATES_MAX, Turn
 from killproof_evidence.store import Store
 
@@ -78,6 +78,9 @@ def search(
     The target's contract says which edges are allowed, what is promised and how often a job may
     run; its code does not run. A broken promise comes with the shortest way to it.
     """
+    from killproof_chaos.engines import model
+    from killproof_chaos.engines.model_protocol import GUARDS
+
     if guards:
         for name, meaning in GUARDS.items():
             print(f"{name:<18} {meaning}")
@@ -100,6 +103,8 @@ def search(
 
 def check(store: Store, ending: Ending) -> None:
     """Search again what a store tells: this engine records nothing but its options and stories."""
+    from killproof_chaos.engines import model
+
     perform(lambda show: model.again(store, show), ending, store)
 
 
@@ -111,12 +116,15 @@ def perform(
     diagram: bool = False,
 ) -> None:
     """Search, show how far that is, and end with the exit code of the verdict."""
+    from killproof_chaos import summary
+    from killproof_chaos.engines.model import TRACES
+
     with harness(), shown(text_of) as show:
         record = judge(show)
     pictures: list[RenderableType] = [searches(record), *stories(record)]
     if diagram:
         pictures.insert(0, Text(record["diagram"] + "\n"))
-    places = [f"story:  {store.path / model.TRACES}"] if stories(record) else []
+    places = [f"story:  {store.path / TRACES}"] if stories(record) else []
     rows = summary.judged(record, about=ROW_ABOUT)
     conclude(record, ending, rows=rows, figures=figures(record), pictures=pictures, places=places)
 

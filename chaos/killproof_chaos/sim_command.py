@@ -2,6 +2,8 @@
 
 Exit codes as everywhere: 0 no violation found, 1 violated, 2 unknown, 3 the harness itself failed,
 64 wrong usage.
+
+The engine, its page and the judge are imported where they are used: `command.py` says why.
 """
 
 import random
@@ -19,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from killproof.wording import printable
-from killproof_chaos import summary, targets
+from killproof_chaos import targets
 from killproof_chaos.command import (
     EXIT_OF,
     Ending,
@@ -35,7 +37,6 @@ from killproof_chaos.command import (
     shown,
     within,
 )
-from killproof_evidence.judge import judge
 from killproof_evidence.store import Store
 
 BOUND_MAX: Final = 20
@@ -86,7 +87,6 @@ def explore(
     SQL statement who goes on, who crashes and whether time passes. What breaks a promise is
     shrunk to a story of a few steps, with a token that replays it anywhere.
     """
-    # Here, so that other commands need not wait for it.
     from killproof_chaos.sim import campaign, result
     from killproof_chaos.sim.scenarios import SCENARIOS
 
@@ -122,10 +122,10 @@ def explore(
 
 def finish(record: dict[str, Any], ending: Ending, place: Store) -> None:
     """Write the report, print the verdict, and end with its exit code."""
-    from killproof_chaos.report_sim import write_report
+    from killproof_chaos import summary
     from killproof_chaos.sim import result
 
-    page = ending.page(write_report, place.path)
+    page = ending.page(_write_page, place.path)
     tokens = [f"story:  killproof chaos replay {each['token']}" for each in record["stories"]]
     conclude(
         record,
@@ -137,12 +137,20 @@ def finish(record: dict[str, Any], ending: Ending, place: Store) -> None:
     )
 
 
+def _write_page(folder: Path) -> Path:
+    from killproof_chaos.report_sim import write_report
+
+    return write_report(folder)
+
+
 def check(store: Store, ending: Ending) -> None:
     """Judge the schedule of a run's first violation again, from its records alone.
 
     Raises:
         ValueError: the run has found none, so it has kept no records; the message says what to do.
     """
+    from killproof_evidence.judge import judge
+
     record = store.read_verdict()
     if not record["stories"]:
         raise ValueError(
@@ -233,13 +241,15 @@ def text_of(turn: Any) -> str:
 
 def table(record: Mapping[str, Any]) -> Table:
     """Return what was explored, a row for each scenario."""
+    from killproof_chaos.summary import MARKS
+
     found = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     found.add_column("scenario", no_wrap=True)
     for heading in ("schedules", "distinct", "pruned", "bound", "exhausted", "/s", "in SQLite"):
         found.add_column(heading, justify="right")
     found.add_column("verdict", no_wrap=True)
     for row in record["scenarios"]:
-        mark, style = summary.MARKS[row["verdict"]]
+        mark, style = MARKS[row["verdict"]]
         broken = f" {' '.join(row['broken'])}" if row["broken"] else ""
         found.add_row(
             row["scenario"],

@@ -22,10 +22,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from killproof_chaos import disk_command, targets
+from killproof_chaos import command, disk_command, targets
 from killproof_chaos.cli import app
 from killproof_chaos.engines import disk
-from killproof_chaos.engines.disk_model import Policy
+from killproof_chaos.engines.disk_policy import Policy
 from killproof_chaos.engines.disk_record import Recording, load, record
 from killproof_chaos.engines.disk_verdict import Options
 from killproof_chaos.memory import MEMORY, PREFIX
@@ -431,7 +431,7 @@ def test_without_a_compiler_the_verdict_is_unknown_and_names_the_remedy(place: P
 @pytest.mark.parametrize(
     ("ask", "text"),
     [
-        (lambda: disk_command.points_of("0"), "--points '0' is neither all nor a number from 1"),
+        (lambda: command.points_of("0"), "--points '0' is neither all nor a number from 1"),
         (lambda: disk_command.policies_of("melt"), "--policy 'melt' is unknown: use keep, drop"),
         (lambda: disk_command.policies_of(","), "--policy ',' names none"),
     ],

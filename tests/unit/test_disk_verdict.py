@@ -11,7 +11,8 @@ from killproof_chaos.engines import disk_words
 from killproof_chaos.engines.disk import in_rounds, sampled
 from killproof_chaos.engines.disk_check import Broken, Outcome, Told
 from killproof_chaos.engines.disk_client import operations
-from killproof_chaos.engines.disk_model import Policy, Tape, World
+from killproof_chaos.engines.disk_model import Tape, World
+from killproof_chaos.engines.disk_policy import Policy
 from killproof_chaos.engines.disk_pool import Image
 from killproof_chaos.engines.disk_record import RENAME_EXCHANGE, Recording, unmodelled
 from killproof_chaos.engines.disk_verdict import Case, Findings, Options, verdict

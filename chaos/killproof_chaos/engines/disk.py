@@ -23,7 +23,8 @@ from killproof_chaos import memory, targets
 from killproof_chaos.engines import disk_verdict, disk_words
 from killproof_chaos.engines.crew import EngineFailed
 from killproof_chaos.engines.disk_check import ROOM_BYTES_MIN, read_told
-from killproof_chaos.engines.disk_model import Disk, Policy, Tape, World, compile_tape
+from killproof_chaos.engines.disk_model import Disk, Tape, World, compile_tape
+from killproof_chaos.engines.disk_policy import Policy
 from killproof_chaos.engines.disk_pool import HANGING_MAX, CheckFailed, Work, check_all
 from killproof_chaos.engines.disk_record import NO_CONTENT, Copy, Recording, load, record
 from killproof_chaos.engines.disk_settle import settled

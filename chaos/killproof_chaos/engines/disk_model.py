@@ -28,6 +28,7 @@ from enum import StrEnum
 from pathlib import PurePath
 from typing import Final
 
+from killproof_chaos.engines.disk_policy import Policy
 from killproof_chaos.shim.calls import SYNCS, File, Kind
 from killproof_chaos.shim.log import NO_KEY, Begin, End, FileKey, Note, Record, Seen
 
@@ -38,18 +39,6 @@ NOT_ON_DISK: Final = frozenset(
     {File.NONE, File.SHM, File.TURNSTILE, File.GATE, File.WORKERS, File.DIRECTORY}
 )
 NAMES: Final = frozenset({Kind.RENAME, Kind.UNLINK, Kind.LINK})
-
-
-class Policy(StrEnum):
-    """What becomes of everything that is pending."""
-
-    KEEP = "keep"  #: all of it is on the disk
-    DROP = "drop"  #: none of it
-    SUBSET = "subset"  #: each write by a coin; names up to a random one
-    TORN = "torn"  #: each 512-byte sector by a coin; names up to a random one
-    METADATA = "metadata"  #: data is there; names, sizes and truncations may be missing
-    LATE = "late"  #: only the newest of it, from a random one on; no names
-    FILES = "files"  #: each file by a coin, all of it or nothing; names up to a random one
 
 
 class World(StrEnum):

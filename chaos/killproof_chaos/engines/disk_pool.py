@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Final
 
 from killproof_chaos.engines.disk_check import Checker, Outcome, Told
-from killproof_chaos.engines.disk_model import Disk, Policy, Tape, World, digest
+from killproof_chaos.engines.disk_model import Disk, Tape, World, digest
+from killproof_chaos.engines.disk_policy import Policy
 from killproof_chaos.engines.warm import die_with_parent
 from killproof_evidence.target import Target
 

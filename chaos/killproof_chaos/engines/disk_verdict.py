@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from killproof_chaos.engines import disk_words
 from killproof_chaos.engines.disk_client import hosts_queue
-from killproof_chaos.engines.disk_model import Policy, Sync, Tape, World
+from killproof_chaos.engines.disk_model import Sync, Tape, World
+from killproof_chaos.engines.disk_policy import Policy
 from killproof_chaos.engines.disk_pool import Image
 from killproof_chaos.engines.disk_record import Recording
 from killproof_evidence.environment import environment

@@ -9,6 +9,7 @@ lines. A queue is found by the name of its file: to add one is to add a file.
 import importlib
 import pkgutil
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Fault:
     unreached: frozenset[str] = frozenset()  #: sync points of the control that it never passes
 
 
+@cache  # The folder is read once: a list of all of them asks for each by its name.
 def names() -> tuple[str, ...]:
     """Return the names of all broken queues, in alphabetical order."""
     found = (module.name for module in pkgutil.iter_modules(__path__))

@@ -39,7 +39,9 @@ def perform(trial: Trial, place: Path) -> Outcome:
     import typer
 
     from killproof_chaos.cli import app
+    from killproof_chaos.command import import_engines
 
+    import_engines()  # Else the first trial of a lane would be measured with it.
     before, began = _cpu_seconds(), time.monotonic()
     argv = [*trial.argv(), "--store", str(place), "--no-report"]
     why = ""
