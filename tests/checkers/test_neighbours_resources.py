@@ -226,3 +226,57 @@ def test_the_least_samples_that_mean_anything_show_a_leak_also_after_a_short_lif
     run.samples += [{"t": t, "pid": 101, "threads": 10 * t} for t in range(12)]
 
     assert "process 101 went from at most 30 threads" in run.story("P20")
+
+
+@pytest.mark.parametrize(("bound", "verdict"), [(2, "pass"), (4 / 3, "pass"), (1, "violated")])
+def test_a_declared_bound_on_claims_is_held_against_the_average_of_all_jobs(
+    run: "Run", producer: "Process", worker: "Process", bound: float, verdict: str
+) -> None:
+    run.parameters["claims_per_job"] = bound
+    run.samples.append({"t": 1, "pid": 101, "threads": 2})
+    for name, times in (("a", 1), ("b", 1), ("c", 2)):
+        job = producer.enqueues(name)
+        for _ in range(times):
+            worker.claims(job)
+            worker.releases(job)
+    producer.enqueues("never claimed")
+
+    finding = run.finding("P20")
+
+    assert (finding.verdict, finding.figures["claims_per_job"]) == (verdict, 1.33)
+    assert [witness.job for witness in finding.witnesses] == ["3"] * (verdict == "violated")
+
+
+@pytest.mark.parametrize(
+    ("what", "verdict"),
+    [("empty", "violated"), ("found", "pass"), ("unknown", "pass"), ("backup", "pass")],
+)
+def test_only_a_claim_that_was_told_of_no_job_polls_an_empty_queue(
+    run: "Run", producer: "Process", worker: "Process", what: str, verdict: str
+) -> None:
+    run.parameters["polls_per_second"] = 1
+    run.samples.append({"t": 1, "pid": 101, "threads": 2})
+    job = producer.enqueues("a")
+    for _ in range(5):
+        if what == "found":
+            worker.claims(job)
+        else:
+            worker.invokes("backup" if what == "backup" else "claim")
+            worker.hears("info" if what == "unknown" else "ok")
+        run.passes(500)
+
+    assert run.verdict("P20") == verdict
+
+
+def test_a_process_that_lived_for_a_moment_hides_no_storm(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    run.parameters["polls_per_second"] = 1
+    run.samples.append({"t": 1, "pid": 101, "threads": 2})
+    producer.polls()
+    producer.exits()
+    for _ in range(5):
+        worker.polls()
+        run.passes(500)
+
+    assert "w1 polled the empty queue 2 times a second, and 1 are allowed" in run.story("P20")
