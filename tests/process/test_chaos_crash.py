@@ -77,8 +77,8 @@ def test_a_broken_queue_is_found_by_its_property_in_the_operation_that_breaks(
     assert verdict["counts"]["kills"] < len(verdict["operations"][0]["calls"])
     assert verdict["coverage"]["missed"] == []
     assert not verdict["exhausted"]
-    words = {one["verdict"] for one in verdict["properties"].values()}
-    assert "pass" not in words, "what the later points would have shown nobody knows"
+    said = {one["verdict"] for one in verdict["properties"].values()}
+    assert "pass" not in said, "what the later points would have shown nobody knows"
 
 
 def test_without_kills_calls_fail_and_one_kill_tells_how_the_file_is_without_them(
