@@ -185,6 +185,32 @@ def test_each_worker_that_was_told_to_stop_counts(
     assert (finding.checked, finding.violations) == (2, 0 if ends else 2)
 
 
+def test_a_claim_that_was_never_told_left_no_lease_behind_for_certain(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    job = producer.enqueues("a")
+    worker.invokes("claim")
+    worker.hears("info", job=job)
+    run.strikes("term", worker)
+    worker.exits()
+
+    assert run.verdict("P21") == "pass"
+
+
+def test_a_worker_that_was_killed_hides_no_other(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    worker.polls()
+    other = run.process("w2")
+    other.claims(producer.enqueues("a"))
+    run.strikes("term", worker)
+    run.kills(worker)
+    run.strikes("term", other)
+    other.exits()
+
+    assert "w2 stopped on SIGTERM and left job 1 leased" in run.story("P21")
+
+
 # --- P20.
 
 
