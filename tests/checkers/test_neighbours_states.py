@@ -39,3 +39,18 @@ def test_a_claim_after_the_cancel_is_shown_with_the_start_that_came_of_it_alone(
     lines = run.finding("P15").witnesses[0].lines
 
     assert [line for line in lines if line[0].startswith("effects/")] == [("effects/101.jsonl", 2)]
+
+
+# --- P13.
+
+
+def test_each_dead_letter_is_counted(run: "Run", producer: "Process", worker: "Process") -> None:
+    for name in ("a", "b"):
+        job = producer.enqueues(name, max_attempts=1)
+        worker.claims(job)
+        worker.runs(job, "raise")
+        worker.nacks(job, "dead")
+
+    finding = run.finding("P13")
+
+    assert (finding.verdict, finding.checked) == ("pass", 2)
