@@ -26,6 +26,7 @@ that is unknown.
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Final
 
 from killproof_evidence.checkers.leases import DOUBT_NS
@@ -175,14 +176,14 @@ def _check_rate(evidence: Evidence, tally: Tally, resource: Resource) -> None:
     per_ns = resource.rate / 1e9
     first: tuple[float, Change, int] | None = None
     number, last, most, doubt = 0, 0, 0.0, 0
-    fullest, gone = 0.0, 0.0  # The same by the commits alone: most tokens that were gone at once.
+    fullest, gone = inf, 0.0  # The same by the commits alone: most tokens that were gone at once.
     for change, begin, end in _starts(evidence, resource):
         number += 1
-        if evidence.wall_clock.stepped(last, end) and last:
+        if evidence.wall_clock.stepped(last, end):
             first = None  # What a step of the wall clock does to a bucket is not held against it.
         last = end
         level = number - evidence.monotonic(change.t_ms) * per_ns
-        fullest = level if number == 1 else min(fullest, level)
+        fullest = min(fullest, level)
         gone = max(gone, level + 1 - fullest)
         least = number - begin * per_ns
         if first is None or least < first[0]:
@@ -386,7 +387,7 @@ def _accuse_sleepers(evidence: Evidence, tally: Tally, kind: str, gap: Gap, wait
         if _may_hold(story, claim, gap)
     }
     for pid, op in first.items():
-        end = min(gap.end, evidence.last_seen.get(pid, 0))
+        end = min(gap.end, evidence.last_seen[pid])
         waited_ns = end - gap.start - evidence.stalled_ns(gap.start, end)
         paused = any(a < gap.end and b > gap.start for a, b in evidence.pauses.get(pid, ()))
         if waited_ns > wait_ns and not paused and pid not in told and pid not in busy:
