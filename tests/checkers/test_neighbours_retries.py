@@ -39,6 +39,119 @@ def test_each_replay_that_may_have_happened_gives_another_life_and_nothing_else_
     assert "was started 7 times (0 forgiven), and it may run 6 times" in run.story("P8")
 
 
+def test_where_the_audit_tells_nothing_of_forgiven_starts_those_of_the_row_leave_attempts(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    job = producer.enqueues("a")
+    worker.claims(job)
+    worker.releases(job)
+    for _ in range(2):
+        worker.claims(job)
+        worker.nacks(job)
+    for record in run.audit:
+        del record["forgiven"]
+
+    assert run.verdict("P8") == "unknown"
+
+
+def test_a_start_that_is_forgiven_later_leaves_no_attempt_to_a_job_that_had_used_up_all(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    job = producer.enqueues("a")
+    for _ in range(3):
+        worker.claims(job)
+        worker.nacks(job)
+    worker.claims(job)
+    worker.releases(job)
+
+    assert "used up its 3 attempts and went back to retryable" in run.story("P8")
+
+
+@pytest.mark.parametrize("line", [0, 1])
+def test_a_change_that_tells_nothing_of_forgiven_starts_has_forgiven_none(
+    run: "Run", producer: "Process", worker: "Process", line: int
+) -> None:
+    job = producer.enqueues("a")
+    worker.claims(job)
+    worker.runs(job)
+    worker.acks(job)
+    del run.audit[line]["forgiven"]
+
+    assert run.verdict("P8") == "pass"
+
+
+def test_whose_claim_is_not_on_record_may_have_given_the_job_back(
+    run: "Run", producer: "Process"
+) -> None:
+    job = producer.enqueues("a")
+    job.fence = job.attempts = 1
+    run.commits(job, "leased")
+    job.forgiven = 1
+    run.commits(job, "available")
+
+    assert run.verdict("P8") == "unknown"
+
+
+@pytest.mark.parametrize("f", ["extend", "release"])
+def test_an_extension_or_a_refused_release_gives_nothing_back(
+    run: "Run", producer: "Process", worker: "Process", f: str
+) -> None:
+    job = producer.enqueues("a")
+    worker.claims(job)
+    worker.settles(f, job, None, answer="ok" if f == "extend" else "fail")
+    job.forgiven = 1
+    run.commits(job, "available")
+
+    assert "under token 1 was forgiven, and its worker had not given it back" in run.story("P8")
+
+
+def test_a_job_that_is_older_than_the_audit_was_not_dead(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    job = producer.enqueues("a", exists=False)
+    job.state = "available"
+    worker.claims(job)
+    worker.runs(job)
+    worker.acks(job)
+
+    assert run.verdict("P8") == "pass"
+
+
+def test_an_enqueue_that_was_refused_gives_the_id_of_a_job_to_nobody(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    job = producer.enqueues("a")
+    worker.claims(job)
+    worker.nacks(job, value={"permanent": True})
+    producer.invokes("enqueue", value=job.asked)
+    producer.hears("fail")
+    worker.claims(job)
+
+    assert "claimed job 1, which had failed for good under token 1" in run.story("P8")
+
+
+def test_what_a_dead_job_started_again_is_shown(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    job = producer.enqueues("a")
+    worker.claims(job)
+    worker.runs(job, "raise")
+    worker.nacks(job, "dead")
+    worker.claims(job)
+    worker.starts(job)
+    lines = run.finding("P8").witnesses[0].lines
+
+    assert lines == (("audit.jsonl", 3), ("audit.jsonl", 4), ("effects/101.jsonl", 3))
+
+
+def test_where_no_handler_started_nothing_is_known_of_attempts(
+    run: "Run", producer: "Process"
+) -> None:
+    producer.enqueues("a")
+
+    assert run.finding("P8").reason == "no handler started"
+
+
 # --- P9: which attempt a failure was, and how long it has to wait.
 
 
