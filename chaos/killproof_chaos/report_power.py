@@ -87,8 +87,8 @@ def terminal(record: Record) -> list[RenderableType]:
 
 LEGEND: Final = (
     "k/n: seeds on which the property was found, * by the engine that must find it; ~ another one\n"
-    'was; - it could not run this queue; true rate: lower end of the Wilson interval at 95%, "same'
-    '"\nwhere seeds draw nothing and the run is the same each time; times in s.'
+    "was; - it could not run this queue; true rate: lower end of the Wilson interval at 95%;\n"
+    "same: seeds draw nothing, and each run is the same one again; times in s."
 )
 
 
@@ -121,15 +121,18 @@ def headline(record: Record) -> str:
     """Return what was found in one sentence."""
     queues, missed = record["queues"], record["missed"]
     caught = sum(bool(queue["runs"]) for queue in queues) - len(missed)
-    seeds = max((queue["runs"] for queue in queues), default=0)
+    runs = [queue["runs"] for queue in queues if queue["runs"]] or [0]
+    seeds = f"{min(runs)} to {max(runs)}" if min(runs) < max(runs) else f"{max(runs)}"
     told = f"{caught} of {len(queues)} broken queues caught by their property on each of {seeds}"
-    told += " seed" if seeds == 1 else " seeds"
+    told += " seed" if seeds == "1" else " seeds"
     if missed:
         told += f"; missed at least once: {', '.join(missed)}"
-    runs = sum(row["runs"] for row in record["healthy"])
-    if runs:
+    healthy = sum(row["runs"] for row in record["healthy"])
+    if healthy:
         alarms = record["counts"]["alarms"]
-        told += f"; {alarms} false alarm{'' if alarms == 1 else 's'} in {runs} runs of healthy ones"
+        told += (
+            f"; {alarms} false alarm{'' if alarms == 1 else 's'} in {healthy} runs of healthy ones"
+        )
     return told
 
 

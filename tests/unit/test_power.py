@@ -109,6 +109,7 @@ def test_a_run_that_failed_is_neither_found_nor_missed() -> None:
     assert record["verdict"] == "unknown"
     assert "no compiler" in record["problems"][0]
     assert (record["queues"][0]["runs"], record["queues"][0]["missed_seeds"]) == (19, [])
+    assert "on each of 19 seeds" in report_power.headline(record)
 
 
 def test_a_run_that_found_it_after_its_budget_is_censored_and_not_missed() -> None:
