@@ -396,6 +396,13 @@ def test_a_declared_bound_on_threads_counts(run: "Run") -> None:
     assert "process 101 had 9 threads, and 4 are allowed" in run.story("P20")
 
 
+def test_a_pool_that_fills_up_to_its_declared_bound_is_no_leak(run: "Run") -> None:
+    run.parameters["threads"] = 10
+    sampled(run, threads=[1] * 6 + [10] * 12)
+
+    assert run.verdict("P20") == "pass"
+
+
 def test_a_storm_of_claims_is_seen(run: "Run", producer: "Process", worker: "Process") -> None:
     sampled(run, threads=[2])
     job = producer.enqueues("a")

@@ -82,6 +82,9 @@ CONTRACT: Final = Contract(
         "grace_ms": 5_000,
         "recovery_ms": 5_000,
         "busy_ms": 30_000,
+        # The pools of a dispatcher fill with its first jobs: with 32 threads for coroutines at
+        # most, as many for handlers, and one for each task of its own.
+        "threads": 80,
     },
     edges=EDGES,
 )
