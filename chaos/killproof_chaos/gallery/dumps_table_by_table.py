@@ -17,7 +17,7 @@ FAULT: Final = Fault(
     engine="proc",
     options=("--seconds", "5.5", "--nemesis", "none", "--workers", "4"),
     seconds=10,
-    seen=("markmhendrickson/neotoma#2075",),
+    seen=("evolution-cms/evolution#2353", "ifsnop/mysqldump-php#267"),
     articles=("F45",),
     control="killproof",
 )
