@@ -86,6 +86,7 @@ def test_runs_that_were_not_made_are_no_pass(count: int) -> None:
 
     assert record["verdict"] == "unknown"
     assert record["problems"] == [f"{20 - count} runs were not made: somebody came"]
+    assert report_power.tiles(record)[0] == ("broken queues", "1", f"{min(count, 1)} never missed")
 
 
 def test_a_run_that_somebody_ended_is_no_pass_though_only_other_engines_are_left() -> None:
