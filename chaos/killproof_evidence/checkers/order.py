@@ -64,7 +64,6 @@ def claim_order(evidence: Evidence) -> Finding:
     claimable = {
         old for old, new in evidence.contract.edges.items() if "leased" in new and old != "leased"
     } or {"available"}
-    claimable -= {"start"}
     limits = Limits(evidence.contract.parameters.get("limits"))
     waiting: dict[str | None, _Waiting] = {}
     for change in evidence.changes:
