@@ -12,7 +12,7 @@ import pytest
 from killproof_chaos import gallery
 
 SECONDS_MAX = 120.0
-#: Of all kills of the operation so many, drawn: what is wrong with a whole one shows at most.
+#: So many of all kills of the operation, drawn: a second fault would show at most of them.
 POINTS = ("--points", "10", "--seed", "7")
 #: What stands where a second transaction was begun, when it is a part of the first.
 PUT = "            db.execute"
