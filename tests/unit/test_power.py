@@ -15,6 +15,7 @@ from killproof_chaos.power.lane import FAILED, is_expected, outcome_of
 from killproof_chaos.power.matrix import record_of
 from killproof_chaos.power.trials import Asked, Outcome, Trial
 from killproof_chaos.power_command import CODE, alone, place_of
+from killproof_chaos.sim_command import seconds_of
 from killproof_chaos.targets.canary import sings
 
 NAME = "reads-then-writes"
@@ -222,6 +223,16 @@ def test_a_slice_has_every_quick_queue_once_and_a_few_with_processes() -> None:
 
     assert {fault.name for fault in found} >= set(quick)
     assert sum(fault.engine == "proc" for fault in found) == trials.SLICE_PROC_MAX
+
+
+def test_what_a_slice_must_find_has_time_on_a_slow_machine_and_ends_before_it_is_killed() -> None:
+    planned = trials.trials(Asked(is_slice=True))
+    must = [t for t in planned if t.part == "intended" or (t.part == "canary" and sings(t.seed))]
+    searches = [trial for trial in must if trial.engine == "sim"]
+
+    assert {trial.part for trial in searches} == {"intended", "canary"}
+    assert all(trial.options[-2:] == trials.PATIENCE for trial in searches)
+    assert seconds_of(trials.PATIENCE[1]) < trials.LIMIT_SECONDS_MIN
 
 
 def test_a_run_goes_on_where_it_was_interrupted(place: Path) -> None:

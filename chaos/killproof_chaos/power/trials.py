@@ -21,7 +21,7 @@ ENGINES: Final = ("sim", "crash", "disk", "proc")
 COMMANDS: Final = {"proc": "run"}
 #: A trial that takes longer than so many budgets, and than so many seconds, is ended by force.
 LIMIT_BUDGETS: Final = 12
-LIMIT_SECONDS_MIN: Final = 240.0
+LIMIT_SECONDS_MIN: Final = 600.0
 
 #: What each engine is given where it is not the one that must find the fault. The same for all
 #: queues, and short: a cell of the map says what an engine finds in seconds, not in hours.
@@ -42,7 +42,7 @@ HEALTHY_NEMESES: Final = (",".join(NEMESES_DEFAULT), "kill,handler,io", "kill,ha
 CANARY_RUNS: Final = 200
 CANARY_SLICE: Final = (78, 79)
 #: A search ends when it has found or exhausted what it looks for; this is for slow machines.
-PATIENCE: Final = ("--budget", "150s")
+PATIENCE: Final = ("--budget", "400s")
 #: Queues of the engine `proc` in the slice: they take ten times as long as the others.
 SLICE_PROC_MAX: Final = 4
 
