@@ -1,0 +1,64 @@
+"""Histories right beside a clause of P1, P2, P3, P14 and P16, as in `test_neighbours.py`."""
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.checkers.conftest import Process, Run
+
+
+@pytest.fixture
+def producer(run: "Run") -> "Process":
+    return run.process("p1")
+
+
+@pytest.fixture
+def worker(run: "Run", producer: "Process") -> "Process":
+    return run.process("w1")
+
+
+# --- P2.
+
+
+@pytest.mark.parametrize(("count", "verdict"), [(2, "pass"), (3, "violated")])
+def test_as_many_nameless_jobs_may_exist_as_enqueues_were_never_answered(
+    run: "Run", producer: "Process", count: int, verdict: str
+) -> None:
+    for name in ("a", "b"):
+        producer.enqueues(name, answer="info", exists=False)
+    for number in range(count):
+        job = run.job(f"nameless {number}")
+        run.commits(job, "available")
+        del run.audit[-1]["harness_id"]
+        job.row["payload"] = None
+
+    assert run.verdict("P2") == verdict
+
+
+def test_a_phantom_after_an_enqueue_that_left_no_trace_is_seen(
+    run: "Run", producer: "Process"
+) -> None:
+    producer.enqueues("a", answer="info", exists=False)
+    run.commits(run.job("z"), "available")
+
+    assert "job 2 exists, but nobody enqueued it" in run.story("P2")
+
+
+# --- P14.
+
+
+def test_what_is_told_of_a_job_that_the_audit_does_not_know_as_it_is_is_named(
+    run: "Run", producer: "Process"
+) -> None:
+    older, unknown = producer.enqueues("a", exists=False), producer.enqueues("b", exists=False)
+    older.state = unknown.state = "available"
+    run.commits(older, "leased")
+    unknown.rows = 2
+
+    stories = [witness.story for witness in run.finding("P14").witnesses]
+
+    assert stories == [
+        "job 1 was absent after one commit and available before the next",
+        "job 2 was absent after the last commit, and the snapshot tells it as available, available",
+    ]
