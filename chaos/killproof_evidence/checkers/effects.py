@@ -83,7 +83,7 @@ def _excused(evidence: Evidence, story: Story, first: Execution, second: Executi
     outcomes = [op for op in _outcomes(story, first) if op.f != "extend"]
     if any(op.f == "ack" and op.type == "ok" for op in outcomes):
         return story.tried("replay")
-    if any(op.type == "info" or (op.f != "ack" and op.type == "ok") for op in outcomes):
+    if any(op.type in {"info", "ok"} for op in outcomes):
         # Nobody knows whether the ack happened, or the worker gave the job back on purpose.
         return True
     death = evidence.death_floor(first.pid)
