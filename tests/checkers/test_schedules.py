@@ -103,3 +103,29 @@ def test_a_schedule_that_falls_silent_while_workers_ask_is_seen(
     assert finding.verdict == words.get(why, "pass"), finding
     if why == "silent":
         assert "schedule tick put no job in for 7.0 s" in finding.witnesses[0].story
+
+
+def test_a_job_long_after_a_step_of_the_clock_and_before_its_slot_is_seen(
+    run: "Run", first_ms: int
+) -> None:
+    run.steps_clock(5)
+    run.passes(60_000)
+    fires(run, run.wall_ms + 40)
+
+    assert "was put in 40 ms before its slot" in run.story("P12")
+
+
+@pytest.mark.parametrize(("asks", "verdict"), [(True, "violated"), (False, "pass")])
+def test_it_is_the_last_claim_that_tells_how_long_a_schedule_was_silent(
+    run: "Run", first_ms: int, asks: bool, verdict: str
+) -> None:
+    """What others do later asks for no job."""
+    worker = run.process("w1")
+    fires(run, first_ms)
+    worker.polls()
+    run.passes(7_000)
+    if asks:
+        worker.polls()
+    run.process("p2").enqueues("b", key="another of a producer")
+
+    assert run.verdict("P12") == verdict
