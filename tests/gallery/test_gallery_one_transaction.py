@@ -1,4 +1,4 @@
-"""Three queues whose second transaction is their fault: without it they are healthy ones."""
+"""Four queues whose second transaction is their fault: without it they are healthy ones."""
 
 import json
 import os
@@ -33,6 +33,23 @@ MENDED = {
     "buries-in-two-transactions": (
         '        with self.writing("nack") as db:\n            db.execute',
         PUT,
+    ),
+    "retries-by-delete-and-insert": (
+        """                job = db.execute(self.DELETE, (lease.id, lease.fence)).fetchone()
+        if job is None:
+            super().nack(lease, error, permanent)
+            return
+        due_ms = now_ms() + self.BACKOFF_MS * 2 ** (lease.attempt - 1)
+        with self.writing("nack") as db:
+            db.execute(self.AGAIN, (*job, due_ms, error))
+""",
+        """                job = db.execute(self.DELETE, (lease.id, lease.fence)).fetchone()
+                if job is not None:
+                    due_ms = now_ms() + self.BACKOFF_MS * 2 ** (lease.attempt - 1)
+                    db.execute(self.AGAIN, (*job, due_ms, error))
+        if job is None:
+            super().nack(lease, error, permanent)
+""",
     ),
 }
 
