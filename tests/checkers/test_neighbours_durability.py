@@ -62,3 +62,16 @@ def test_what_is_told_of_a_job_that_the_audit_does_not_know_as_it_is_is_named(
         "job 1 was absent after one commit and available before the next",
         "job 2 was absent after the last commit, and the snapshot tells it as available, available",
     ]
+
+
+# --- P16.
+
+
+def test_a_lock_error_is_told_of_the_job_that_met_it(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    job = producer.enqueues("a")
+    worker.invokes("ack", job=job, fence=1)
+    worker.hears("fail", value={"error": "database is locked"})
+
+    assert [witness.job for witness in run.finding("P16").witnesses] == ["1"]

@@ -152,6 +152,31 @@ def test_where_no_handler_started_nothing_is_known_of_attempts(
     assert run.finding("P8").reason == "no handler started"
 
 
+def test_what_was_forgiven_once_and_is_not_at_the_end_counts(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    job = producer.enqueues("a")
+    for number in range(4):
+        worker.claims(job)
+        worker.starts(job, fence=number + 1)
+        job.forgiven = int(number < 3)
+        run.commits(job, "available")
+
+    assert "was started 4 times (0 forgiven), and it may run 3 times" in run.story("P8")
+
+
+def test_a_start_that_somebody_asked_to_forgive_and_was_refused_counts(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    job = producer.enqueues("a")
+    for _ in range(4):
+        worker.claims(job)
+        worker.starts(job)
+        worker.settles("release", job, None, answer="fail")
+
+    assert "was started 4 times (0 forgiven), and it may run 3 times" in run.story("P8")
+
+
 # --- P9: which attempt a failure was, and how long it has to wait.
 
 
