@@ -5,6 +5,8 @@ or while the supervisor was not watching. Where it was starved altogether, the j
 violated bound into `unknown`.
 """
 
+from math import ceil
+
 from killproof_evidence.checkers.limits import Full, Limits, full_times
 from killproof_evidence.contract import TERMINAL
 from killproof_evidence.evidence import Evidence, Story, at, at_end, where
@@ -118,7 +120,7 @@ def bounded_recovery(evidence: Evidence) -> Finding:
 
 def quantile(ordered: list[float], share: float) -> float:
     """Return the nearest-rank quantile of values in order."""
-    return ordered[min(len(ordered) - 1, max(0, -int(-share * len(ordered) // 1) - 1))]
+    return ordered[max(0, ceil(share * len(ordered)) - 1)]
 
 
 def no_starvation(evidence: Evidence) -> Finding:
