@@ -18,6 +18,26 @@ def worker(run: "Run", producer: "Process") -> "Process":
     return run.process("w1")
 
 
+# --- P1.
+
+
+@pytest.mark.parametrize("old", ["expired", "leased"])
+def test_the_row_of_a_job_that_ended_may_go_where_the_contract_says_so(
+    run: "Run", producer: "Process", worker: "Process", old: str
+) -> None:
+    """It has ended by its state, or because its handler did all that it had to do."""
+    run.edges[old] = ("deleted",)
+    job = producer.enqueues("a")
+    if old == "leased":
+        worker.claims(job)
+        worker.runs(job)
+    else:
+        run.commits(job, old)
+    run.commits(job, None)
+
+    assert run.verdict("P1") == "pass"
+
+
 # --- P2.
 
 
@@ -43,6 +63,22 @@ def test_a_phantom_after_an_enqueue_that_left_no_trace_is_seen(
     run.commits(run.job("z"), "available")
 
     assert "job 2 exists, but nobody enqueued it" in run.story("P2")
+
+
+# --- P3.
+
+
+def test_a_step_that_needs_nothing_may_be_cancelled_with_its_run(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    jobs = producer.starts_run("r", {"a": [], "b": []})
+    worker.does_step(jobs["a"])
+    worker.acks(jobs["a"])
+    run.commits(jobs["b"], "cancelled")
+    for job in jobs.values():
+        del job.asked["needs"]
+
+    assert run.verdict("P3") == "pass"
 
 
 # --- P14.

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.checkers.conftest import Process, Run
+    from tests.checkers.conftest import Job, Process, Run
 
 
 @pytest.fixture
@@ -39,3 +39,79 @@ def test_a_job_that_was_put_off_need_not_end_unless_somebody_has_it(
     run.passes(11_000)
 
     assert run.verdict("P17") == verdict
+
+
+# --- P18.
+
+
+def recovered(run: "Run", job: "Job", ms: float | None, *, peers_idle: bool = True) -> None:
+    """The holder of a job is killed, and the job is claimed again so much later, or never."""
+    t_kill = run.tick()
+    t_reclaim = None if ms is None else t_kill + round(ms * 1e6)
+    record = {"t_kill": t_kill, "pid": 1, "job": job.id, "t_reclaim": t_reclaim}
+    run.recoveries.append(record | {"peers_idle": peers_idle})
+
+
+def test_each_recovery_is_looked_at_whatever_stands_before_it(
+    run: "Run", producer: "Process"
+) -> None:
+    job, ended = producer.enqueues("a"), producer.enqueues("b")
+    run.commits(ended, "cancelled")
+    recovered(run, job, 300, peers_idle=False)
+    recovered(run, ended, None)
+    recovered(run, job, 10)
+    recovered(run, job, None)
+    recovered(run, job, 300)
+    run.passes(300)
+    recovered(run, job, None)
+    run.recoveries.insert(0, run.recoveries.pop())
+
+    finding = run.finding("P18")
+
+    assert (finding.checked, finding.violations) == (4, 2)
+
+
+def test_a_job_that_was_cancelled_needs_no_recovery(run: "Run", producer: "Process") -> None:
+    job = producer.enqueues("a")
+    producer.cancels(job, commits=False)
+    recovered(run, job, None)
+    run.passes(300)
+
+    assert run.finding("P18").reason == "no holder was killed while a peer was idle"
+
+
+def test_a_stall_is_no_time_in_which_a_job_could_be_claimed_again(
+    run: "Run", producer: "Process"
+) -> None:
+    recovered(run, producer.enqueues("a"), None)
+    run.stalls(300)
+
+    assert run.verdict("P18") == "unknown"
+
+
+def test_recoveries_are_measured_to_a_tenth_of_a_millisecond(
+    run: "Run", producer: "Process"
+) -> None:
+    job = producer.enqueues("a")
+    for ms in (7.26, 1.26, 9.26):
+        recovered(run, job, ms)
+
+    assert run.finding("P18").figures == {"p50": 7.3, "p99": 9.3, "max": 9.3}
+
+
+# --- P19.
+
+
+@pytest.mark.parametrize("why", ["claimed", "ended"])
+def test_a_job_that_was_claimed_or_has_ended_waits_no_longer(
+    run: "Run", producer: "Process", worker: "Process", why: str
+) -> None:
+    job = producer.enqueues("a")
+    run.heals()
+    if why == "claimed":
+        worker.claims(job)
+    else:
+        run.commits(job, "expired")
+    run.passes(31_000)
+
+    assert run.verdict("P19") == "unknown"
