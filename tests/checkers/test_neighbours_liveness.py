@@ -115,3 +115,12 @@ def test_a_job_that_was_claimed_or_has_ended_waits_no_longer(
     run.passes(31_000)
 
     assert run.verdict("P19") == "unknown"
+
+
+def test_how_long_a_rate_keeps_a_job_waiting_is_not_judged(run: "Run", producer: "Process") -> None:
+    run.parameters["limits"] = {"api": {"kinds": ["scrape"], "rate": 10.0}}
+    producer.enqueues("a", kind="scrape")
+    run.heals()
+    run.passes(31_000)
+
+    assert run.finding("P19").reason == "no job waited for its first start after the heal"
