@@ -108,3 +108,45 @@ def test_an_ack_that_changed_nothing_is_shown_with_the_last_commit_of_its_job(
     lines = run.finding("P5").witnesses[0].lines
 
     assert ("audit.jsonl", len(run.audit)) in lines
+
+
+def test_each_stale_outcome_that_is_told_ok_is_seen_also_after_a_refused_one(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    job = producer.enqueues("a")
+    stale = worker.claims(job)
+    run.passes(600)
+    run.reaps(job)
+    run.process("w2").claims(job)
+    worker.acks(job, fence=stale, answer="fail")
+    for _ in range(2):
+        worker.acks(job, fence=stale, commits=False)
+
+    assert run.finding("P5").violations == 2
+
+
+def test_an_outcome_before_any_claim_was_told_is_not_stale(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    run.audited = False
+    job = producer.enqueues("a")
+    worker.claims(job)
+    worker.lines[-1]["type"] = "info"
+    worker.nacks(job)
+    run.process("w2").claims(job)
+
+    assert run.verdict("P5") == "pass"
+
+
+def test_an_outcome_while_the_next_claim_is_under_way_is_not_stale(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    run.audited = False
+    job = producer.enqueues("a")
+    worker.claims(job)
+    other = run.process("w2")
+    other.invokes("claim")
+    worker.nacks(job)
+    other.hears("ok", job=job, fence=job.fence + 1)
+
+    assert run.verdict("P5") == "pass"
