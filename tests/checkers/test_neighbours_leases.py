@@ -150,3 +150,32 @@ def test_an_outcome_while_the_next_claim_is_under_way_is_not_stale(
     other.hears("ok", job=job, fence=job.fence + 1)
 
     assert run.verdict("P5") == "pass"
+
+
+def test_a_claim_of_unknown_outcome_makes_no_outcome_stale(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    run.audited = False
+    job = producer.enqueues("a")
+    worker.claims(job)
+    other = run.process("w2")
+    other.invokes("claim")
+    other.hears("info", job=job, fence=job.fence + 1)
+    worker.acks(job)
+
+    assert run.verdict("P5") == "pass"
+
+
+def test_a_stale_outcome_is_shown_with_the_first_claim_of_the_later_token(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    run.audited = False
+    job = producer.enqueues("a")
+    stale = worker.claims(job)
+    for name in ("w2", "w3"):
+        other = run.process(name)
+        other.invokes("claim")
+        other.hears("ok", job=job, fence=stale + 1)
+    worker.acks(job)
+
+    assert "after w2 had claimed it with token 2" in run.story("P5")
