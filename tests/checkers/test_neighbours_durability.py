@@ -38,6 +38,27 @@ def test_the_row_of_a_job_that_ended_may_go_where_the_contract_says_so(
     assert run.verdict("P1") == "pass"
 
 
+def test_the_name_of_an_enqueue_that_was_refused_is_none_that_a_job_may_bear(
+    run: "Run", producer: "Process"
+) -> None:
+    job = producer.enqueues("a")
+    producer.invokes("enqueue", value={"id": "z"})
+    producer.hears("fail", job=job)
+    job.row["payload"] = {"id": "z"}
+
+    assert "job 1 has the payload of z at the end" in run.story("P1")
+
+
+def test_an_enqueue_of_unknown_outcome_has_no_job_of_its_own(
+    run: "Run", producer: "Process"
+) -> None:
+    job = producer.enqueues("a")
+    producer.invokes("enqueue", value=job.asked)
+    producer.hears("info", job=job)
+
+    assert run.verdict("P1") == "pass"
+
+
 # --- P2.
 
 

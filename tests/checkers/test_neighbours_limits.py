@@ -542,6 +542,17 @@ def test_a_start_without_an_answer_is_placed_with_the_doubt_of_its_commit_and_th
     assert run.finding("P22").violations == 0
 
 
+def test_a_limit_that_says_no_more_is_for_the_kind_of_its_name_and_has_a_burst_of_one(
+    run: "Run",
+) -> None:
+    producer, worker = rated(run)
+    run.parameters["limits"] = {"scrape": {"rate": 10.0}}
+    for job in jobs(producer, "scrape", "scrape"):
+        does(worker, job)
+
+    assert "its rate is 10 a second after a burst of 1" in run.story("P22")
+
+
 # --- P19: what a wait for a place below the limit is.
 
 

@@ -41,6 +41,26 @@ def test_a_job_that_was_put_off_need_not_end_unless_somebody_has_it(
     assert run.verdict("P17") == verdict
 
 
+def test_each_job_is_asked_whether_it_ends_whatever_stands_before_it(
+    run: "Run", producer: "Process"
+) -> None:
+    """Before it: one of which nobody was told, one that ended, and one that was told of late."""
+    other = run.process("p2")
+    producer.enqueues("a", answer="info")
+    run.commits(producer.enqueues("b"), "cancelled")
+    late = run.job("c")
+    other.invokes("enqueue", value=late.asked)
+    run.commits(late, "available")
+    producer.enqueues("d")
+    run.heals()
+    run.passes(11_000)
+    other.hears("ok", job=late)
+
+    finding = run.finding("P17")
+
+    assert (finding.checked, [witness.job for witness in finding.witnesses]) == (3, ["4"])
+
+
 # --- P18.
 
 
@@ -124,3 +144,19 @@ def test_how_long_a_rate_keeps_a_job_waiting_is_not_judged(run: "Run", producer:
     run.passes(31_000)
 
     assert run.finding("P19").reason == "no job waited for its first start after the heal"
+
+
+def test_a_wait_is_told_to_a_tenth_of_a_millisecond_and_its_bound_as_declared(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    run.parameters["starve_ms"] = 60_000
+    job = producer.enqueues("a")
+    run.heals()
+    run.passes(61_000.26)
+    worker.claims(job)
+    worker.starts(job)
+
+    finding = run.finding("P19")
+
+    assert finding.figures["longest_wait_ms"] == 61_003.3
+    assert finding.witnesses[0].story.endswith("and 60.0 s are declared")
