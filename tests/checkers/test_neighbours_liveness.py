@@ -61,6 +61,14 @@ def test_each_job_is_asked_whether_it_ends_whatever_stands_before_it(
     assert (finding.checked, [witness.job for witness in finding.witnesses]) == (3, ["4"])
 
 
+def test_the_time_that_was_missing_is_told_as_declared(run: "Run", producer: "Process") -> None:
+    run.parameters["drain_ms"] = 60_000
+    producer.enqueues("a")
+    run.heals()
+
+    assert str(run.finding("P17").reason).endswith("of the 60.0 s that a queue gets")
+
+
 # --- P18.
 
 
