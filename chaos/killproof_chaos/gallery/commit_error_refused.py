@@ -16,7 +16,7 @@ FAULT: Final = Fault(
     right="an error once COMMIT was sent is neither yes nor no, and says so",
     engine="crash",
     options=("--operation", "enqueue", "--no-kills", "--fail-fast"),
-    seen=("ohdearquant/khive#2117",),
+    seen=("ohdearquant/khive#2256",),
 )
 
 
