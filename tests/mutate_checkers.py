@@ -45,7 +45,7 @@ LEFT_OUT: Final = ("test_records.py", "test_sensitivity.py")
 #: mutmut's exit codes of a change: those of pytest, and its own.
 KILLED: Final = frozenset({1, 3})
 SURVIVED: Final = 0
-TIMED_OUT: Final = frozenset({24, 36, 152, 255})
+TIMED_OUT: Final = frozenset({-24, 24, 36, 152, 255})
 NO_TESTS: Final = frozenset({5, 33})
 
 SETTINGS: Final = """
