@@ -59,6 +59,19 @@ def test_an_enqueue_of_unknown_outcome_has_no_job_of_its_own(
     assert run.verdict("P1") == "pass"
 
 
+def test_where_nobody_tells_what_was_asked_for_a_job_may_bear_any_name(
+    run: "Run", producer: "Process"
+) -> None:
+    job = run.job("z")
+    producer.invokes("enqueue")
+    run.commits(job, "available")
+    producer.hears("ok", job=job)
+    producer.invokes("enqueue", value={"id": "y"})
+    producer.hears("info", job=job)
+
+    assert run.verdict("P1") == "pass"
+
+
 # --- P2.
 
 
