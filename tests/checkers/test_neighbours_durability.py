@@ -72,6 +72,15 @@ def test_where_nobody_tells_what_was_asked_for_a_job_may_bear_any_name(
     assert run.verdict("P1") == "pass"
 
 
+def test_a_lost_job_after_one_of_which_nobody_was_told_is_seen(
+    run: "Run", producer: "Process"
+) -> None:
+    producer.enqueues("a", answer="info")
+    run.commits(producer.enqueues("b"), None)
+
+    assert "job 2 was acknowledged, never ended, and is gone" in run.story("P1")
+
+
 # --- P2.
 
 
