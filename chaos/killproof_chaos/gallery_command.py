@@ -46,6 +46,10 @@ def show(
     """List the broken queues; show one, copy it to repair it, or grade what came of that."""
     if (copy or grade) and name is None:
         raise ValueError("--copy and --grade need the NAME of a broken queue before them")
+    if copy and grade:
+        raise ValueError("--copy and --grade are two commands: copy, repair, then grade")
+    if hint and not grade:
+        raise ValueError("--hint needs --grade FILE: it tells the right line after the verdict")
     if name is not None and copy is not None:
         # Here, for it needs this module; and the list of them all needs no grading.
         from killproof_chaos import grading_command

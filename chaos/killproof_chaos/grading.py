@@ -9,28 +9,22 @@ All of the reader's code runs in processes of its own, forked from this one, whi
 engines already. A stage is a `killproof chaos` command like any other, so the reader can repeat it.
 """
 
-import faulthandler
 import importlib
 import json
-import multiprocessing
-import os
 import re
-import resource
 import shlex
 import shutil
-import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Final
 
 from killproof.wording import one_line
-from killproof_chaos import gallery
+from killproof_chaos import gallery, grading_process
 from killproof_chaos.command import STORES, import_engines
 from killproof_chaos.gallery import Fault
 from killproof_chaos.summary import extent
@@ -42,10 +36,8 @@ LOOK_CPU_SECONDS_MAX: Final = 3
 #: A process that waits for ever uses no time of the processor.
 WALL_SECONDS_MAX: Final = 240
 LOOK_WALL_SECONDS_MAX: Final = 120
-#: Between two looks at a stage's process; progress is told from then on.
-TURN_SECONDS: Final = 0.05
+#: Progress is told from then on.
 SHOWN_AFTER_SECONDS: Final = 2.0
-TERM_SECONDS: Final = 10.0
 
 SEEDS: Final = (11, 12, 13)
 #: Engines whose runs depend on a seed: there a pass once may be luck.
@@ -155,6 +147,9 @@ def grade(
         file: the reader's, as it was typed.
         show: is told how far it is, from the third second on.
         stages_max: after the first look, so many stages at most; None: all.
+
+    Raises:
+        ValueError: the evidence cannot be written here; the message says what to do.
     """
     grade = Grade(name=fault.name, file=file)
     clock = _Clock(show)
@@ -271,7 +266,7 @@ def _judge(grade: Grade, fault: Fault, stage: Stage, store: Path, clock: "_Clock
         grade.add(stage.what, "unknown", str(failed))
         grade.again, grade.evidence = shlex.join(argv), str(store)
         return
-    except Endless as endless:
+    except grading_process.Endless as endless:
         grade.add(stage.what, "violated", f"it never ends: {endless}")
         return
     broken = [
@@ -332,10 +327,6 @@ def _story(record: Mapping[str, Any], number: str) -> Iterator[str]:
 # The processes of the reader's code.
 
 
-class Endless(Exception):
-    """The reader's code did not end in its time; the message says where it was."""
-
-
 @dataclass(slots=True)
 class _Clock:
     """How long it has taken, and about how long it still takes."""
@@ -365,7 +356,7 @@ def _look(name: str, file: str, folder: Path, clock: _Clock) -> dict[str, Any]:
 
     told = folder / "look.json"
     try:
-        said = _forked(
+        said = grading_process.run(
             lambda: grading_look.look(name, file, told),
             folder / "look",
             lambda since: clock.tell("the first look", 1.0, since),
@@ -373,7 +364,7 @@ def _look(name: str, file: str, folder: Path, clock: _Clock) -> dict[str, Any]:
             wall_seconds=LOOK_WALL_SECONDS_MAX,
             file=file,
         )
-    except Endless as endless:
+    except grading_process.Endless as endless:
         return {"problem": f"it never ends: {endless}", "is_unusable": False}
     if not told.exists():
         reason = said or "it ended its process: take the exit out of it"
@@ -387,7 +378,7 @@ def _run(stage: Stage, argv: list[str], store: Path, clock: _Clock, file: str) -
 
     Raises:
         StageFailed: it has judged nothing.
-        Endless: the reader's code never came back.
+        grading_process.Endless: the reader's code never came back.
     """
     from killproof import cli
 
@@ -396,7 +387,7 @@ def _run(stage: Stage, argv: list[str], store: Path, clock: _Clock, file: str) -
         sys.argv[:2] = ["killproof", "chaos"]
         sys.exit(cli.main())
 
-    said = _forked(
+    said = grading_process.run(
         command,
         store.with_name(f"{store.name}.log"),
         lambda since: clock.tell(stage.what, stage.seconds, since),
@@ -411,89 +402,12 @@ def _run(stage: Stage, argv: list[str], store: Path, clock: _Clock, file: str) -
     return record
 
 
-def _forked(
-    function: Callable[[], None],
-    log: Path,
-    turn: Callable[[float], None],
-    *,
-    cpu_seconds: int,
-    wall_seconds: int,
-    file: str,
-) -> str:
-    """Run a function in a forked process until it ends; return the last line that it has said.
-
-    Raises:
-        Endless: it did not end in its time; the message names the line of the reader's file.
-    """
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()  # What is not written yet would be written twice.
-    process = multiprocessing.get_context("fork").Process(
-        target=_inside, args=(function, log, cpu_seconds, wall_seconds)
-    )
-    process.start()
-    since = time.monotonic()
-    try:
-        while process.is_alive():
-            process.join(TURN_SECONDS)
-            turn(since)
-    finally:
-        _end(process)
-    lines = log.read_text(encoding="utf-8", errors="backslashreplace").splitlines()
-    if process.exitcode == -signal.SIGXCPU or _TIMEOUT in "\n".join(lines):
-        raise Endless(_place_of(lines, file))
-    return next((line for line in reversed(lines) if line.startswith("killproof: ")), "")
-
-
-#: What `faulthandler` writes when the time by the clock has ended.
-_TIMEOUT: Final = "Timeout ("
-_FRAME: Final = re.compile(r'  File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)')
-
-
-def _inside(function: Callable[[], None], log: Path, cpu_seconds: int, wall_seconds: int) -> None:
-    """Be the process: its own group, its own log, and an end in any case."""
-    os.setsid()
-    out = log.open("w", encoding="utf-8", errors="backslashreplace")
-    os.dup2(out.fileno(), 1)
-    os.dup2(out.fileno(), 2)
-    sys.stdout = sys.stderr = out
-    # Whoever loops is told by the kernel, and tells where; then the default action ends it.
-    faulthandler.register(signal.SIGXCPU, file=out, all_threads=False, chain=True)
-    faulthandler.dump_traceback_later(wall_seconds, exit=True, file=out)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (_used() + cpu_seconds, hard))
-    try:
-        function()
-    finally:
-        out.flush()
-
-
-def _used() -> int:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return round(used.ru_utime + used.ru_stime)
-
-
-def _end(process: multiprocessing.process.BaseProcess) -> None:
-    """See a process and all that it has started to their end."""
-    assert process.pid is not None, "it was started"
-    if process.is_alive():
-        process.terminate()  # The engines give back what they hold.
-        process.join(TERM_SECONDS)
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.join()
-
-
-def _place_of(lines: list[str], file: str) -> str:
-    """Return where a process was when its time ended, as far as its log tells."""
-    mine = Path(file).resolve()
-    for line in lines:
-        frame = _FRAME.fullmatch(line)
-        if frame is not None and Path(frame["file"]).resolve() == mine:
-            return f"line {frame['line']}, in {frame['name']}: give that loop an end"
-    return "look for a loop or a wait without an end"
-
-
 def _new_folder(name: str) -> Path:
-    Path(STORES).mkdir(exist_ok=True)
-    return Path(tempfile.mkdtemp(prefix=f"grade-{name}-", dir=STORES))
+    try:
+        Path(STORES).mkdir(exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=f"grade-{name}-", dir=STORES))
+    except OSError as error:
+        raise ValueError(
+            f"the evidence cannot be written to {STORES!r} ({error.strerror}): grade in a folder "
+            "of yours"
+        ) from None

@@ -19,6 +19,8 @@ from killproof_chaos.gallery import Fault
 from killproof_chaos.summary import MARKS
 
 HIDDEN: Final = '"for you to find"'
+#: Of a reader's file; the longest of the gallery has a hundredth of it.
+FILE_BYTES_MAX: Final = 1_000_000
 ENDINGS: Final = {"pass": "passed", "violated": "not yet", "unknown": "unknown"}
 
 
@@ -29,9 +31,16 @@ def copy(fault: Fault, to: Path) -> None:
         ValueError: the place is taken, or can not be written; the message says what to do.
     """
     text = without_answer(gallery_command.file_of(fault).read_text(encoding="utf-8"))
+    if to.suffix != ".py":
+        raise ValueError(f"--copy {str(to)!r} could not be graded: give a name that ends in .py")
     try:
-        with to.open("x", encoding="utf-8") as file:
-            file.write(text)
+        file = to.open("x", encoding="utf-8")
+        try:
+            with file:
+                file.write(text)
+        except OSError:  # The disk is full: half a file would be in the way of the next try.
+            to.unlink()
+            raise
     except FileExistsError:
         raise ValueError(f"--copy {str(to)!r} exists: give another name, or remove it") from None
     except OSError as error:
@@ -78,6 +87,9 @@ def grade(fault: Fault, file: str, *, hint: bool, as_json: bool) -> None:
             f"--grade {file!r} is no Python file: make one with `killproof chaos gallery "
             f"{fault.name} --copy mine.py`"
         )
+    size = Path(file).stat().st_size
+    if size > FILE_BYTES_MAX:
+        raise ValueError(f"--grade {file!r} has {size:,} bytes, at most {FILE_BYTES_MAX:,}: cut it")
     with harness(), shown(_text_of) as show:
         found = grading.grade(fault, file, show)
     if found.is_unusable:
@@ -86,15 +98,18 @@ def grade(fault: Fault, file: str, *, hint: bool, as_json: bool) -> None:
         answer = {"class": fault.kind} | ({"right": fault.right} if hint else {})
         print(json.dumps(found.record() | answer, ensure_ascii=False, indent=1))
     else:
-        _tell(found, fault, hint=hint)
+        tell(found, fault, hint=hint)
     raise typer.Exit(EXIT_OF[found.verdict])
 
 
 def _text_of(turn: grading.Turn) -> str:
+    if turn.left < 1:  # What is over its time would say so again and again.
+        return f"{turn.what}, longer than on a quiet machine"
     return f"{turn.what}, about {turn.left:.0f} s left"
 
 
-def _tell(found: grading.Grade, fault: Fault, *, hint: bool) -> None:
+def tell(found: grading.Grade, fault: Fault, *, hint: bool) -> None:
+    """Print what came of a grading, for a reader who wants to go on; `hint`: with the answer."""
     out = console()
 
     def say(text: str, style: str = "") -> None:

@@ -137,6 +137,8 @@ def _first_enqueue(target: Any) -> Iterator[str]:
 def _unusable(error: TargetNotFound, file: str) -> str:
     """Return why a file is no queue, with the line where there is one."""
     cause = error.__context__
+    if isinstance(cause, SyntaxError) and cause.lineno is None:
+        return f"{file} is no text in Python: {cause.msg}"
     if isinstance(cause, SyntaxError):
         return f"{file}, line {cause.lineno}: {cause.msg}: mend that line"
     if isinstance(cause, BaseException):

@@ -9,10 +9,12 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
 import pytest
 
 from killproof_chaos import gallery, gallery_command, grading, grading_command, targets
@@ -59,6 +61,8 @@ REPAIRS: Final[dict[str, Changes]] = {
     "fails-fast": (("busy_timeout = 0", "busy_timeout = 30000"),),
     "limit-never-given-back": (("NEW.state = ''succeeded''", "NEW.state <> ''leased''"),),
 }
+#: Of these the whole search takes too long for a test; so much of it catches the broken one, too.
+SHORTER: Final = {"limit-never-given-back": ("--bound", "1")}
 #: Likewise, where what must catch the broken one takes longer than a test may: shorter options that
 #: catch it too.
 SLOW_REPAIRS: Final[dict[str, tuple[Changes, tuple[str, ...]]]] = {
@@ -154,12 +158,34 @@ CHEATS: Final[dict[str, tuple[Changes, str]]] = {
         "line 2",
     ),
 }
+#: Which has a daemon left of each process that has loaded it, and does not repair anything.
+DAEMONS: Final[Changes] = (
+    (
+        "target: Final",
+        "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(600)\n"
+        "    os._exit(0)\ntarget: Final",
+    ),
+)
+#: A repair of `never-reaps` that hears zombies.
+BREAKS_ANOTHER: Final[Changes] = (
+    (NEVER_REAPS, ""),
+    (
+        '"""Trust every worker to come back."""',
+        "ACK = MinimalQueue.ACK.replace('fence = ?', '? > 0')",
+    ),
+)
 #: Files that are no queue at all, and what is said of them.
 UNUSABLE: Final[dict[str, tuple[str, str]]] = {
     "has a slip": ("x = 1\ny = (\n", "line 2"),
     "has no target": ("x = 1\n", "defines no `target`"),
     "breaks at import": ("x = 1\nx = x / 0\n", "line 2, in <module>: ZeroDivisionError"),
     "exits": ("raise SystemExit(0)\n", "SystemExit"),
+    "is no text": ("x = 1\n\0", "is no text in Python"),
+    "prints without end": ("while True:\n    print('x' * 1_000_000)\n", "line 2"),
+    "takes all memory": (  # It asks, and touches none of it.
+        "import mmap\nmmap.mmap(-1, 5 * 2**30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n",
+        "line 2, in <module>: OSError: [Errno 12]",
+    ),
 }
 
 
@@ -177,10 +203,16 @@ def changed(name: str, changes: Changes) -> str:
 ASK: Final = """
 import json, sys
 from killproof_chaos import gallery, grading
+import psutil
+from dataclasses import replace
+from killproof_chaos import grading_process
 grading.LOOK_CPU_SECONDS_MAX = 1  # Of the processor, so a busy machine does not matter.
 for line in sys.stdin:
-    name, file, stages = json.loads(line)
-    print(json.dumps(grading.grade(gallery.fault(name), file, stages_max=stages).record()))
+    name, file, stages, more = json.loads(line)
+    fault = gallery.fault(name)
+    fault = replace(fault, options=(*fault.options, *more))
+    found = grading.grade(fault, file, stages_max=stages).record()
+    print(json.dumps(found | {"left": [each.pid for each in psutil.Process().children()]}))
 """
 
 
@@ -193,6 +225,8 @@ def graded(
     asked: dict[str, tuple[str, str, int]] = {}
     for name, changes in REPAIRS.items():
         asked[name] = (name, changed(name, changes), 1)
+    asked["daemons"] = ("never-reaps", changed("never-reaps", DAEMONS), 1)
+    asked["breaks another"] = ("never-reaps", changed("never-reaps", BREAKS_ANOTHER), 2)
     for cheat, (changes, _) in CHEATS.items():
         asked[cheat] = ("never-reaps", changed("never-reaps", changes), 0)
     for kind, (text, _) in UNUSABLE.items():
@@ -201,7 +235,7 @@ def graded(
     for case, (name, text, stages) in asked.items():
         file = place / f"{case.replace(' ', '_')}.py"
         file.write_text(text, encoding="utf-8")
-        lines.append(json.dumps((name, file.name, stages)))
+        lines.append(json.dumps((name, file.name, stages, SHORTER.get(case, ()))))
     done = subprocess.run(
         [sys.executable, "-c", ASK],
         input="\n".join(lines),
@@ -211,8 +245,9 @@ def graded(
         timeout=SECONDS_MAX,
     )
     assert done.returncode == 0, done.stderr
-    assert list((place / "killproof-store").iterdir()) == [], "what passed leaves nothing behind"
     found = [json.loads(line) for line in done.stdout.splitlines()]
+    kept = {Path(each["evidence"]).parent.name for each in found if each["evidence"]}
+    assert {each.name for each in (place / "killproof-store").iterdir()} == kept
     return dict(zip(asked, found, strict=True))
 
 
@@ -264,21 +299,64 @@ def test_a_file_that_is_no_queue_is_refused_with_its_line(
     assert UNUSABLE[kind][1] in graded[kind]["steps"][-1]["said"]
 
 
-def test_a_repair_passes_all_and_one_that_breaks_something_else_does_not(place: Path) -> None:
+def test_a_repair_passes_all(place: Path) -> None:
     good = changed("never-reaps", ((NEVER_REAPS, ""),))
     (place / "good.py").write_text(good, encoding="utf-8")
-    zombie = "ACK = MinimalQueue.ACK.replace('fence = ?', '? > 0')"
-    (place / "bad.py").write_text(good.replace('"""Trust every worker to come back."""', zombie))
 
     passed = command(place, "never-reaps", "--grade", "good.py")
+
     assert passed.returncode == 0, passed.stdout + passed.stderr
     assert "passed: never-reaps is repaired" in passed.stdout
     assert [word in passed.stdout for word in ("(sim)", "(disk)", "(crash)")] == [True] * 3
 
-    failed = command(place, "never-reaps", "--grade", "bad.py", "--hint")
-    assert failed.returncode == 1, failed.stdout + failed.stderr
-    assert re.search("not yet: P[35] is broken now", failed.stdout), failed.stdout
-    assert f"right: {gallery.fault('never-reaps').right}" in failed.stdout
+
+def test_a_repair_that_breaks_something_else_does_not_pass(
+    graded: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = dict(graded["breaks another"])
+    del found["left"]
+    steps = [grading.Step(**step) for step in found.pop("steps")]
+    fault = gallery.fault("never-reaps")
+
+    assert [step.verdict for step in steps] == ["pass", "pass", "violated"]
+    grading_command.tell(grading.Grade(**found, steps=steps), fault, hint=True)
+    told = capsys.readouterr().out
+    assert re.search("not yet: P[35] is broken now", told), told
+    assert f"right: {fault.right}" in told
+
+
+def test_what_a_graded_file_has_started_is_ended_with_it(graded: dict[str, Any]) -> None:
+    assert graded["daemons"]["broken"] == ["P17"]
+    assert [each["left"] for each in graded.values()] == [[]] * len(graded)
+
+
+def test_a_grading_that_is_killed_takes_its_processes_along(place: Path) -> None:
+    waits = "import time\nprint('waits', flush=True)\ntime.sleep(600)\n"
+    (place / "waits.py").write_text(waits, encoding="utf-8")
+    grading_alone = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "killproof",
+            "chaos",
+            "gallery",
+            "never-reaps",
+            "--grade",
+            "waits.py",
+        ],
+        cwd=place,
+        stderr=subprocess.DEVNULL,
+    )
+    until = time.monotonic() + SECONDS_MAX
+    while not any("waits" in log.read_text() for log in place.glob("killproof-store/*/look")):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    [child] = psutil.Process(grading_alone.pid).children()
+
+    grading_alone.kill()
+    grading_alone.wait()
+
+    child.wait(SECONDS_MAX)
 
 
 def test_a_copy_has_no_answer_and_overwrites_nothing(place: Path) -> None:
@@ -292,6 +370,26 @@ def test_a_copy_has_no_answer_and_overwrites_nothing(place: Path) -> None:
         grading_command.copy(fault, copy)
     with pytest.raises(ValueError, match="cannot be written"):
         grading_command.copy(fault, place / "nowhere" / "mine.py")
+    with pytest.raises(ValueError, match="a name that ends in"):
+        grading_command.copy(fault, place / "mine.txt")
+
+
+def test_a_copy_for_which_the_disk_has_no_room_is_not_left_half(place: Path) -> None:
+    """The kernel refuses a file of more than a few bytes, as it does when the disk is full."""
+    code = """if True:
+        import pathlib, resource
+        from killproof_chaos import gallery, grading_command
+        fault = gallery.fault("never-reaps")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+        try:
+            grading_command.copy(fault, pathlib.Path("half.py"))
+        except ValueError as error:
+            print(error)
+    """
+    told = subprocess.check_output([sys.executable, "-c", code], cwd=place, text=True)
+
+    assert "'half.py' cannot be written (File too large)" in told
+    assert not (place / "half.py").exists()
 
 
 def test_every_gallery_file_can_be_copied_and_loaded_from_there(place: Path) -> None:
@@ -316,12 +414,21 @@ def test_the_worker_of_a_copy_is_the_copy_and_not_the_queue_whose_name_it_kept(
     assert gallery.target("never-reaps").worker_argv(place)[-2] == "never-reaps"
 
 
-@pytest.mark.parametrize("words", [["--copy", "x.py"], ["--grade", "x.py"]])
-def test_a_grading_without_a_name_says_what_is_missing(place: Path, words: list[str]) -> None:
-    done = command(place, *words)
-
-    assert (done.returncode, done.stdout) == (64, "")
-    assert "need the NAME" in done.stderr
+@pytest.mark.parametrize(
+    ("options", "remedy"),
+    [
+        ({"copy": Path("x.py")}, "need the NAME"),
+        ({"grade": Path("x.py")}, "need the NAME"),
+        ({"name": "never-reaps", "copy": Path("x.py"), "grade": Path("y.py")}, "two commands"),
+        ({"name": "never-reaps", "hint": True}, "--hint needs --grade"),
+        ({"name": "never-reaps", "grade": Path("no.py")}, "is no Python file"),
+    ],
+)
+def test_options_that_do_not_go_together_say_what_to_do(
+    options: dict[str, Any], remedy: str
+) -> None:
+    with pytest.raises(ValueError, match=remedy):
+        gallery_command.show(**({"name": None} | options))
 
 
 def test_every_engine_that_draws_is_asked_with_several_seeds() -> None:
