@@ -81,6 +81,36 @@ def test_a_lost_job_after_one_of_which_nobody_was_told_is_seen(
     assert "job 2 was acknowledged, never ended, and is gone" in run.story("P1")
 
 
+@pytest.mark.parametrize(
+    ("spill", "bound", "forgiven", "verdict"),
+    [
+        (True, 3, 1, "violated"),
+        (True, 3, 0, "pass"),
+        (True, None, 1, "pass"),
+        (False, 3, 1, "pass"),
+    ],
+)
+def test_a_job_whose_payload_is_in_a_file_may_die_unstarted_only_at_its_last_attempt(
+    run: "Run",
+    producer: "Process",
+    worker: "Process",
+    spill: bool,
+    bound: int | None,
+    forgiven: int,
+    verdict: str,
+) -> None:
+    run.parameters["max_attempts"] = bound
+    job = producer.enqueues("a", digest="d", spill=spill)
+    for _ in range(2):
+        worker.claims(job)
+        worker.releases(job, forgiven=0)
+    worker.claims(job)
+    job.forgiven = forgiven
+    worker.nacks(job, "dead")
+
+    assert run.verdict("P1") == verdict
+
+
 # --- P2.
 
 
