@@ -283,12 +283,22 @@ def test_a_job_that_is_not_asked_for_hides_no_other(
     run: "Run", producer: "Process", worker: "Process"
 ) -> None:
     """The first was never acknowledged, and the second has gone."""
-    producer.enqueues("a", answer="info", exists=False)
+    producer.enqueues("a", answer="info")
     run.commits(producer.enqueues("b"), None)
     producer.enqueues("c")
-    producer.backs_up(jobs={}, seq=2)
+    producer.backs_up(jobs={1: "available"}, seq=3)
 
     assert "job 3 was acknowledged before backup backup-0 began" in run.story("P24")
+
+
+def test_a_job_that_is_younger_than_a_backup_must_be_in_a_later_one(
+    run: "Run", producer: "Process"
+) -> None:
+    producer.backs_up()
+    producer.enqueues("a")
+    producer.backs_up(jobs={}, seq=0)
+
+    assert "job 1 was acknowledged before backup backup-1 began" in run.story("P24")
 
 
 def test_an_extension_before_it_does_not_say_how_a_job_ended(
