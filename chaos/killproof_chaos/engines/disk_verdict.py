@@ -27,6 +27,8 @@ NAMED_MAX: Final = 20
 POINTS: Final = "points.json"
 #: In place of a number of lost acknowledgements: the file does not open.
 UNOPENED: Final = -1
+#: Why a promise that no image broke is unknown, where the later images were not looked at.
+ENDED_EARLY: Final = "the run ended before the last image"
 #: A log with less holds no frame: nothing that an opening would recover.
 LOG_BYTES_MIN: Final = 4_096
 WRITERS_MIN: Final = 4
@@ -257,7 +259,7 @@ def verdict(case: Case, store: Store, because: Sequence[str]) -> dict[str, Any]:
         reasons = [
             f"{number}: {found['reason']}"
             for number, found in properties.items()
-            if found["verdict"] == "unknown"
+            if found["verdict"] == "unknown" and found["reason"] != ENDED_EARLY
         ]
         if not words & {"pass", "violated", "unknown"}:
             reasons = ["the contract promises nothing that this engine judges"]
@@ -334,6 +336,8 @@ def _property(entry: Property, case: Case) -> dict[str, Any]:
     broken, checked = findings.broken.get(number, []), findings.checked[number]
     if not broken and not checked:
         return {"verdict": "unknown", **nothing, "reason": "no image held a case of it"}
+    if not broken and findings.stopped:
+        return {"verdict": "unknown", **nothing, "checked": checked, "reason": ENDED_EARLY}
     witnesses = [
         disk_words.witness(facts, image, job, story) for image, job, story in broken[:WITNESSES_MAX]
     ]
@@ -372,6 +376,8 @@ def _durability(level: str, findings: Findings, facts: disk_words.Facts) -> dict
     found: dict[str, Any] = {"checked": findings.images, "level": level, "figures": figures}
     if level != "power":
         return found | {"verdict": "not_judged", "by": "proc", "witnesses": []}
+    if not lost and findings.stopped:
+        return found | {"verdict": "unknown", "reason": ENDED_EARLY, "witnesses": []}
     witnesses = [
         disk_words.witness(
             facts, image, facts.told_job(gone[0]), disk_words.loss(facts, image, gone), gone[0]
