@@ -41,6 +41,7 @@ class Property:
     sentence: str  #: as a person who knows no queue would say it
     engines: tuple[str, ...]  #: those that judge it
     sources: tuple[str, ...]  #: the parts of the store that its checker leans on
+    told_by: tuple[str, ...] = ()  #: engines of which single scenarios judge it, and no checker
     time_bound: bool = False  #: a starved supervisor makes a violation unknown
 
 
@@ -167,6 +168,7 @@ PROPERTIES: Final = (
         sentence="Polls, WAL, open files and threads stay bounded",
         engines=("proc",),
         sources=("samples", "history"),
+        told_by=("sim",),
     ),
     Property(
         number="P21",
@@ -186,6 +188,7 @@ PROPERTIES: Final = (
         sentence="A step starts only after what it needs",
         engines=("proc",),
         sources=("audit", "history", "effects", "snapshot"),
+        told_by=("sim",),
     ),
     Property(
         number="P24",

@@ -11,6 +11,7 @@ from killproof_chaos.sim.plans import scans
 from killproof_chaos.sim.scenarios import SCENARIOS
 from killproof_chaos.sim.schedulers import Dfs
 from killproof_chaos.targets import load
+from killproof_evidence.judge import PROPERTIES
 
 SCHEMA = """
     CREATE TABLE job (id INTEGER PRIMARY KEY, state TEXT, due INTEGER, kind TEXT);
@@ -99,3 +100,11 @@ def test_the_life_of_a_job_is_judged_by_the_plans_of_its_statements(
 
     assert found.broken == broken
     assert ("P20" in found.passed) is not bool(broken)
+
+
+def test_a_promise_that_a_scenario_judges_names_this_engine() -> None:
+    judged = {number for scenario in SCENARIOS.values() for number in scenario.checks}
+    judged |= {"P20" for scenario in SCENARIOS.values() if scenario.plans}
+    named = {of.number for of in PROPERTIES if "sim" in (*of.engines, *of.told_by)}
+
+    assert {"P20", "P23"} <= judged <= named
