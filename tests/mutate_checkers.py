@@ -39,7 +39,7 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 JUDGE: Final = ROOT / "chaos/killproof_evidence"
 TESTS: Final = ROOT / "tests/checkers"
 EXPLANATIONS: Final = TESTS / "survivors.toml"
-REPORT: Final = ROOT / "reports/checkers-mutation.md"
+REPORT: Final = ROOT / "reports" / "checkers-mutation.md"
 #: Tests that reach no checker, or try every line of a history: seconds that kill nothing more.
 LEFT_OUT: Final = ("test_records.py", "test_sensitivity.py")
 #: mutmut's exit codes of a change: those of pytest, and its own.
@@ -150,7 +150,7 @@ def prepare(folder: Path, files: Sequence[str]) -> None:
     shutil.copytree(TESTS, folder / "tests/checkers", ignore=ignore)
     names = ", ".join(f'"src/killproof_evidence/checkers/{file}.py"' for file in files)
     (folder / "pyproject.toml").write_text(SETTINGS.format(files=names), encoding="utf-8")
-    (folder / "tests/conftest.py").write_text(CONFTEST, encoding="utf-8")
+    (folder / "tests" / "conftest.py").write_text(CONFTEST, encoding="utf-8")
 
 
 def run_mutmut(folder: Path, processes: int) -> int:
