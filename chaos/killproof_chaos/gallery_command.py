@@ -153,7 +153,7 @@ def whole(fault: Fault) -> RenderableType:
     rows = {
         "what is wrong": fault.wrong,
         "breaks": f"{fault.promise}: {sentence}"
-        + (f" (and by necessity {', '.join(sorted(fault.also, key=_number))})" * bool(fault.also)),
+        + (f" (may break too: {', '.join(sorted(fault.also, key=_number))})" * bool(fault.also)),
         "class": fault.kind,
         "the right line": fault.right,
         "seen in public": ", ".join(fault.seen),

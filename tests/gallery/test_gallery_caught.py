@@ -6,13 +6,15 @@ are a few; `killproof chaos power` runs all of them, twenty times.
 """
 
 import inspect
+import io
 import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from killproof_chaos import gallery
+from killproof_chaos import gallery, gallery_command
 from killproof_chaos.power import running, trials
 from killproof_chaos.power.trials import Asked, Outcome, Trial
 from killproof_chaos.targets import minimal_queue
@@ -124,6 +126,16 @@ def test_a_broken_queue_is_described_whole_and_differs_by_its_fault_alone(
         assert broken.__mro__[1] is (MinimalQueue if worker is None else MinimalWorker)
         changed = [member for member in vars(broken) if not member.startswith("__")]
         assert len(changed) <= 5, f"{fault.name} changes {changed}"
+
+
+def test_what_a_broken_queue_breaks_in_some_runs_only_is_not_told_as_certain() -> None:
+    shown = io.StringIO()
+    Console(file=shown, width=200).print(
+        gallery_command.whole(gallery.fault("opens-its-own-files"))
+    )
+    (line,) = [each for each in shown.getvalue().splitlines() if each.strip().startswith("breaks")]
+
+    assert "(may break too: P" in line
 
 
 def test_the_control_is_one_file_of_at_most_150_lines() -> None:

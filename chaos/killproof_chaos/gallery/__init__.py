@@ -34,7 +34,7 @@ class Fault:
     seen: tuple[str, ...] = ()  #: where such faults were seen in public: project#issue
     articles: tuple[str, ...] = ()  #: the faults of the source articles that it stands for: F8
     control: str = "minimal"  #: the healthy queue that it is made from
-    also: frozenset[str] = frozenset()  #: properties that it breaks too, by necessity
+    also: frozenset[str] = frozenset()  #: properties that a run may show broken too
     unreached: frozenset[str] = frozenset()  #: sync points of the control that it never passes
 
 
