@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 from killproof_chaos.engines.disk_model import (
     SECTOR_BYTES,
     Disk,
-    Policy,
     Tape,
     World,
     compile_tape,
     digest,
 )
+from killproof_chaos.engines.disk_policy import Policy
 from killproof_chaos.shim.calls import File, Kind
 from killproof_chaos.shim.log import NO_KEY, Begin, End, FileKey, Note, Record, Seen
 
