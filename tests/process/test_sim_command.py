@@ -62,6 +62,18 @@ def test_a_broken_promise_is_told_as_a_story_with_its_token_and_exit_code_1(
     assert not record["exhausted"]
 
 
+def test_a_promise_that_the_smaller_schedule_no_longer_breaks_has_a_story_of_its_own(
+    place: Path,
+) -> None:
+    """The schedule breaks P5 and P6; what is left of it when it is shrunk breaks P5 alone."""
+    done = sim(place / "store", "ack-without-fence", "stale-ack", "--json", "--no-report")
+
+    found = json.loads(done.stdout)["properties"]
+    violated = {name: one for name, one in found.items() if one["verdict"] == "violated"}
+    assert set(violated) == {"P5", "P6"}
+    assert all(one["witnesses"] for one in violated.values())
+
+
 def test_the_store_of_a_broken_promise_is_judged_again_from_its_records(
     broken: tuple[Path, Result],
 ) -> None:

@@ -575,6 +575,15 @@ def _shrunk(campaign: Campaign, target: Any) -> list[Shrunk]:
             known = stories.get(shrunk.promise)
             if known is None or len(shrunk.story.steps) < len(known.story.steps):
                 stories[shrunk.promise] = shrunk
+    # A smaller schedule may break less than the one that was found: that too has its proof.
+    for name, row in campaign.rows.items():
+        for outcome in row.found.violations if row.found is not None else ():
+            told = {each.promise for kept in stories.values() for each in kept.story.violations}
+            for promise in sorted(outcome.broken - told, key=ORDER.__getitem__):
+                scenario = scenario_of(name, options.crashes)
+                stories[promise] = shrink(
+                    target, scenario, outcome, name=options.target, promise=promise
+                )
     return list(stories.values())
 
 
