@@ -16,7 +16,7 @@ FAULT: Final = Fault(
     kind="the stale snapshot: a read transaction that nobody has ended shows the past",
     right="each backup begins a read of its own, and ends it",
     engine="proc",
-    options=("--seconds", "2", "--nemesis", "none", "--workers", "2"),
+    options=("--seconds", "4.5", "--nemesis", "none", "--workers", "2"),
     seconds=10,
     control="killproof",
 )

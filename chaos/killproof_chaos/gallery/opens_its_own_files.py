@@ -19,7 +19,7 @@ FAULT: Final = Fault(
     kind="close() drops every lock of the process on that file: two writers, a malformed database",
     right="os.stat(path).st_size: nothing is opened, so nothing is closed",
     engine="proc",
-    options=("--seconds", "2.5", "--nemesis", "none"),
+    options=("--seconds", "2.5", "--nemesis", "none", "--workers", "6"),
     seconds=10,
     seen=("NousResearch/hermes-agent#71724", "MemPalace/mempalace#2471"),
     # A file that is not whole keeps no promise that is kept in it.

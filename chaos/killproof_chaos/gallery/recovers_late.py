@@ -14,17 +14,17 @@ FAULT: Final = Fault(
     kind="slow failure detection: timeouts that add up beyond the declared recovery time",
     right="WHERE state = 'leased' AND deadline_ns <= ?: the lease is all the patience there is",
     engine="proc",
-    options=("--seconds", "2", "--nemesis", "kill", "--kills", "1", "--pauses", "0"),
+    options=("--seconds", "4", "--nemesis", "kill", "--kills", "3", "--workers", "8", "--producers", "1"),
     seconds=10,
 )
 
 
 class RecoversLate(MinimalQueue):
-    """Add four seconds to half a second."""
+    """Add one and a half seconds to half a second."""
 
-    REAP = MinimalQueue.REAP.replace("deadline_ns <= ?", "deadline_ns + 4000000000 <= ?")
+    REAP = MinimalQueue.REAP.replace("deadline_ns <= ?", "deadline_ns + 1500000000 <= ?")
 
 
 target: Final = MinimalTarget(
-    FAULT.name, RecoversLate, FAULT, parameters={"recovery_ms": 3_000, "drain_ms": 10_000}
+    FAULT.name, RecoversLate, FAULT, parameters={"recovery_ms": 1_500, "drain_ms": 10_000}
 )

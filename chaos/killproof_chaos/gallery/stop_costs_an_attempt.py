@@ -14,7 +14,7 @@ FAULT: Final = Fault(
     kind="a shutdown that is charged to the job: attempts that say nothing about the work",
     right="forgiven = forgiven + 1 in the release: what was given back was no attempt",
     engine="proc",
-    options=("--seconds", "4", "--nemesis", "term,handler", "--workers", "2", "--mix", "plain"),
+    options=("--seconds", "3", "--nemesis", "term,handler", "--workers", "2", "--mix", "plain"),
     seconds=10,
     seen=("python-arq/arq#267",),
     control="killproof",
