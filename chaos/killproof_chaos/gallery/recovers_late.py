@@ -14,7 +14,18 @@ FAULT: Final = Fault(
     kind="slow failure detection: timeouts that add up beyond the declared recovery time",
     right="WHERE state = 'leased' AND deadline_ns <= ?: the lease is all the patience there is",
     engine="proc",
-    options=("--seconds", "4", "--nemesis", "kill", "--kills", "3", "--workers", "8", "--producers", "1"),
+    options=(
+        "--seconds",
+        "4",
+        "--nemesis",
+        "kill",
+        "--kills",
+        "3",
+        "--workers",
+        "8",
+        "--producers",
+        "1",
+    ),
     seconds=10,
 )
 
