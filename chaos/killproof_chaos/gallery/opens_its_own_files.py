@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from sqlite3 import Connection
 from typing import Final
@@ -41,7 +41,7 @@ class OpensItsOwnFiles(MinimalQueue):
         with super().writing(operation) as db:
             self.bytes = 0
             for file in self.files:
-                with open(file, "rb") as opened:
+                with suppress(FileNotFoundError), open(file, "rb") as opened:
                     self.bytes += opened.seek(0, os.SEEK_END)
             yield db
 
