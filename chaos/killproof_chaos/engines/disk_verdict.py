@@ -334,10 +334,10 @@ def _property(entry: Property, case: Case) -> dict[str, Any]:
     if number == "P1":
         return _durability(str(promised), findings, facts)
     broken, checked = findings.broken.get(number, []), findings.checked[number]
-    if not broken and not checked:
-        return {"verdict": "unknown", **nothing, "reason": "no image held a case of it"}
     if not broken and findings.stopped:
         return {"verdict": "unknown", **nothing, "checked": checked, "reason": ENDED_EARLY}
+    if not broken and not checked:
+        return {"verdict": "unknown", **nothing, "reason": "no image held a case of it"}
     witnesses = [
         disk_words.witness(facts, image, job, story) for image, job, story in broken[:WITNESSES_MAX]
     ]
