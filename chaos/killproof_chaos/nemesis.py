@@ -377,12 +377,13 @@ class Nemesis:
         waited_ms = elapsed_ms - fault.at_ms
         busy = [process for process in victims if phases[process] not in ("", IDLE)]
         if fault.spare and (waited_ms < SPARE_WAIT_MS or self._spared < SPARED_MIN):
-            calm = time.monotonic_ns() - self._killed_ns > SPARE_CALM_NS and bool(self._idle())
+            idle = self._idle()  # Once: a worker may find a job between two looks.
+            calm = bool(idle) and time.monotonic_ns() - self._killed_ns > SPARE_CALM_NS
             busy = [p for p in victims if calm and phases[p].startswith("handler.")]
             if not busy:
                 return False
             self._spared += calm
-            self._shelter(self._idle()[0] if calm else "")
+            self._shelter(idle[0] if calm else "")
         if not busy and (not victims or waited_ms < BUSY_WAIT_MS):
             return False
         choice = busy or victims
