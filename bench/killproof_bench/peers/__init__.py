@@ -1,0 +1,1 @@
+"""Other people's queues and killproof, doing the same work in the same run."""
