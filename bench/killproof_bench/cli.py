@@ -1,9 +1,4 @@
-"""The commands of `killproof bench`.
-
-Results go to standard output, everything else to standard error. Exit codes: 0 every figure comes
-from a run that was right; 1 a run was wrong, and its figures are void; 2 unknown: interrupted, or a
-backlog that ran dry; 3 a process failed; 64 wrong usage. A goal that is missed is printed and
-changes no exit code: this command measures, and a gate decides.
+"""The commands of `killproof bench`; `command.py` has their exit codes and what they share.
 
 numpy, scipy and rich are imported by the commands that need them: `killproof bench --help` is
 quick.
@@ -12,29 +7,34 @@ quick.
 import dataclasses
 import json
 import shlex
-import shutil
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from killproof_evidence.environment import environment as describe_machine
+from killproof_bench.command import (
+    EXIT_CODES,
+    EXIT_FAILED,
+    AsJson,
+    Dir,
+    Durable,
+    Level,
+    Report,
+    Seed,
+    check_places,
+    failed,
+    progress,
+    scratch,
+    surroundings,
+    within,
+)
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
     from killproof_bench.machine import Moment
     from killproof_bench.result import BenchResult, RowsResult, StoppedResult
     from killproof_bench.scenarios.claim import Bench, Plan
-
-EXIT_CODES: Final = {"pass": 0, "violated": 1, "unknown": 2}
-EXIT_FAILED: Final = 3
 
 WORKERS_MAX: Final = 256
 WATCHERS_MAX: Final = 200
@@ -50,26 +50,6 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
 )
-
-
-class Level(StrEnum):
-    """Durability of the measured file."""
-
-    POWER = "power"
-    PROCESS = "process"
-
-
-Dir = Annotated[
-    Path,
-    typer.Option("--dir", metavar="DIR", help="A folder on the disk to measure; left as it was."),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Report = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE.md", help="Write a Markdown report, and FILE.json beside it."),
-]
-Seed = Annotated[int, typer.Option(help="Of the order of rounds and of the intervals.")]
-Durable = Annotated[Level, typer.Option(help="What an acknowledgement survives.")]
 
 
 @app.command()
@@ -95,12 +75,12 @@ def claim(
 ) -> None:
     """Claim and ack under contention, beside the same statements without killproof's locks."""
     numbers = _numbers(workers)
-    _within("--seconds", seconds, 0.1, SECONDS_MAX)
-    _within("--warmup", warmup, 0.0, SECONDS_MAX)
-    _within("--rounds", rounds, 1, ROUNDS_MAX)
+    within("--seconds", seconds, 0.1, SECONDS_MAX)
+    within("--warmup", warmup, 0.0, SECONDS_MAX)
+    within("--rounds", rounds, 1, ROUNDS_MAX)
     if rows is not None:
-        _within("--rows", rows, 1, ROWS_MAX)
-    _check_places(directory, report)
+        within("--rows", rows, 1, ROWS_MAX)
+    check_places(directory, report)
     from killproof_bench.scenarios.claim import Plan
 
     plan = Plan(
@@ -126,8 +106,8 @@ def rows(
     as_json: AsJson = False,
 ) -> None:
     """Measure what each operation costs with 1,000 and with N rows in every other state."""
-    _within("--rows", rows, 1, ROWS_MAX)
-    _check_places(directory, report)
+    within("--rows", rows, 1, ROWS_MAX)
+    check_places(directory, report)
     from killproof_bench.scenarios.claim import Plan
 
     plan = Plan(workers=(), seed=seed, durability=durability.value)
@@ -143,7 +123,7 @@ def stopped(
     as_json: AsJson = False,
 ) -> None:
     """Stop one of 8 workers while it holds the turnstile, and see what the others lose."""
-    _check_places(directory, report)
+    check_places(directory, report)
     from killproof_bench.scenarios.claim import Plan
 
     plan = Plan(workers=(), seed=seed, durability=durability.value)
@@ -164,12 +144,12 @@ def watch(
     as_json: AsJson = False,
 ) -> None:
     """Measure what clients that watch `killproof serve` cost the workers, as a ratio."""
-    _within("--workers", workers, 1, WORKERS_MAX)
-    _within("--watchers", watchers, 1, WATCHERS_MAX)
-    _within("--seconds", seconds, 0.1, SECONDS_MAX)
-    _within("--warmup", warmup, 0.0, SECONDS_MAX)
-    _within("--rounds", rounds, 1, ROUNDS_MAX)
-    _check_places(directory, report)
+    within("--workers", workers, 1, WORKERS_MAX)
+    within("--watchers", watchers, 1, WATCHERS_MAX)
+    within("--seconds", seconds, 0.1, SECONDS_MAX)
+    within("--warmup", warmup, 0.0, SECONDS_MAX)
+    within("--rounds", rounds, 1, ROUNDS_MAX)
+    check_places(directory, report)
     from killproof_bench import machine, report_watch
     from killproof_bench.crew import CrewError
     from killproof_bench.scenarios import watch as scenario
@@ -192,17 +172,17 @@ def watch(
             file=sys.stderr,
         )
 
-    with _scratch(directory) as folder:
+    with scratch(directory) as folder:
         started, before = datetime.now(UTC), machine.now()
         try:
             result = scenario.run(folder, plan, watchers=watchers, tick=tick)
         except CrewError as error:
-            raise _failed(error) from error
+            raise failed(error) from error
         told = report_watch.WatchReport(
             command=f"killproof {shlex.join(sys.argv[1:])}",
             seed=seed,
             started=started.isoformat(timespec="seconds"),
-            environment=_environment(folder),
+            environment=surroundings(folder),
             seconds=seconds,
             warmup_seconds=warmup,
             rounds=rounds,
@@ -223,17 +203,17 @@ def checkers(
     as_json: AsJson = False,
 ) -> None:
     """Measure how fast a history is judged."""
-    _within("--records", records, 1, RECORDS_MAX)
-    _check_places(directory, None)
+    within("--records", records, 1, RECORDS_MAX)
+    check_places(directory, None)
     from killproof_bench.crew import CrewError
     from killproof_bench.scenarios import checkers as scenario
 
-    with _scratch(directory) as folder:
+    with scratch(directory) as folder:
         try:
             print(f"generating and judging {records:,} records", file=sys.stderr)
             result = scenario.run(folder / "store", records=records)
         except CrewError as error:
-            raise _failed(error) from error
+            raise failed(error) from error
     if as_json:
         print(json.dumps(dataclasses.asdict(result), indent=1))
     else:
@@ -249,16 +229,16 @@ def startup(
     as_json: AsJson = False,
 ) -> None:
     """Measure what importing the queue and starting the command cost."""
-    _within("--rounds", rounds, 1, ROUNDS_MAX)
-    _check_places(directory, None)
+    within("--rounds", rounds, 1, ROUNDS_MAX)
+    check_places(directory, None)
     from killproof_bench.crew import CrewError
     from killproof_bench.scenarios import startup as scenario
 
-    with _scratch(directory) as folder:
+    with scratch(directory) as folder:
         try:
             result = scenario.run(folder, rounds=rounds, seed=seed)
         except CrewError as error:
-            raise _failed(error) from error
+            raise failed(error) from error
     if as_json:
         print(json.dumps(dataclasses.asdict(result), indent=1))
     else:
@@ -273,17 +253,17 @@ def dispatcher(
     as_json: AsJson = False,
 ) -> None:
     """Measure a dispatcher: 300 jobs in one process, and its event loop while the file is busy."""
-    _within("--seconds", seconds, 0.1, SECONDS_MAX)
-    _check_places(directory, None)
+    within("--seconds", seconds, 0.1, SECONDS_MAX)
+    check_places(directory, None)
     from killproof_bench.crew import CrewError
     from killproof_bench.scenarios import dispatcher as scenario
 
-    with _scratch(directory) as folder:
-        environment = _environment(folder)
+    with scratch(directory) as folder:
+        environment = surroundings(folder)
         try:
             result = scenario.run(folder, seconds=seconds)
         except CrewError as error:
-            raise _failed(error) from error
+            raise failed(error) from error
     if as_json:
         print(json.dumps(dataclasses.asdict(result) | {"environment": environment}, indent=1))
     else:
@@ -306,11 +286,11 @@ def _run(
     from killproof_bench.crew import CrewError
     from killproof_bench.result import to_json
 
-    with _scratch(directory) as folder:
+    with scratch(directory) as folder:
         try:
             result = _measured(plan, rows, with_stopped, folder)
         except CrewError as error:
-            raise _failed(error) from error
+            raise failed(error) from error
     print(to_json(result) if as_json else report.terminal(result))
     if report_file is not None:
         report_file.write_text(report.contention(result), encoding="utf-8")
@@ -328,7 +308,7 @@ def _measured(plan: "Plan", rows: int | None, with_stopped: bool, folder: Path) 
     from killproof_bench.scenarios import stopped as stopped_scenario
 
     started = datetime.now(UTC)
-    environment = _environment(folder)
+    environment = surroundings(folder)
     before = machine.now()
     bench: Bench | None = None
     rows_result: RowsResult | None = None
@@ -423,69 +403,18 @@ def _run_rounds(bench: "Bench", plan: "Plan") -> None:
 
     each = plan.warmup_seconds + plan.seconds + OVERHEAD_SECONDS
     total = each * len(list(order(plan)))
-    with _progress() as progress:
-        task = progress.add_task("", total=total)
+    with progress() as bar:
+        task = bar.add_task("", total=total)
 
         def tick(step: Step, spent: float) -> None:
-            progress.update(
+            bar.update(
                 task,
                 completed=step.position * each + min(spent, each),
                 description=f"{step.workers} workers, {step.arm}",
             )
 
         bench.run(tick)
-        progress.update(task, completed=total)
-
-
-def _progress() -> "Progress":
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    return Progress(
-        TextColumn("{task.description:<24}"),
-        BarColumn(),
-        TimeRemainingColumn(),
-        TextColumn("left"),
-        console=Console(stderr=True),
-    )
-
-
-def _environment(folder: Path) -> dict[str, str]:
-    """Return the machine and the versions as text, as the report prints them."""
-    found = describe_machine(folder)
-    return {
-        "machine": f"{found['cpu'] or found['machine']}, {found['cores']} cores, "
-        f"{found['memory_bytes'] / 2**30:.0f} GiB",
-        "cpu": f"{found['cpu'] or found['machine']}, {found['cores']} cores",
-        "filesystem": found["fs"] or "unknown",
-        "kernel": found["kernel"],
-        "python": found["python"],
-        "sqlite": found["sqlite"],
-        "WAL-reset fault in this SQLite": "yes" if found["wal_reset_affected"] else "no",
-    }
-
-
-@contextmanager
-def _scratch(directory: Path) -> Iterator[Path]:
-    """Give a folder of its own on the disk to be measured, and remove it whatever happens."""
-    folder = Path(tempfile.mkdtemp(prefix=".killproof-bench-", dir=directory)).resolve()
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _check_places(directory: Path, report: Path | None) -> None:
-    """Refuse before anything is measured, and before numpy is imported."""
-    if not directory.is_dir():
-        raise ValueError(f"--dir {str(directory)!r} is no folder: make it first")
-    if report is not None and not report.parent.is_dir():
-        raise ValueError(f"--report {str(report)!r}: make the folder first")
-
-
-def _failed(error: Exception) -> typer.Exit:
-    print(f"killproof bench: {error}", file=sys.stderr)
-    return typer.Exit(EXIT_FAILED)
+        bar.update(task, completed=total)
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -499,9 +428,3 @@ def _numbers(text: str) -> tuple[int, ...]:
             f"--workers {text!r}: give numbers from 1 to {WORKERS_MAX} with commas, such as 1,4,16"
         )
     return tuple(numbers)
-
-
-def _within(option: str, value: float, lowest: float, highest: float) -> float:
-    if not lowest <= value <= highest:
-        raise ValueError(f"{option} {value:g}: give a number from {lowest:g} to {highest:g}")
-    return value
