@@ -10,8 +10,9 @@ import os
 import signal
 import sqlite3
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from killproof import Host, Queue
+from killproof import Host, Queue, SystemClock
 from killproof.core import host as core_host
 from killproof.core.host import Barrier, KernelLocks, Liveness, Locks, Turnstile
 
@@ -48,7 +49,33 @@ class Connections:
         }
 
 
-def open_arm(arm: str, path: str, *, synchronous: str, stoppable: bool = False) -> "Arm":
+class Pauses(Protocol):
+    """Where the pauses of killproof's own loop before SQLite's lock are counted."""
+
+    retries: int
+
+
+class CountingClock(SystemClock):
+    """The machine's clock; counts its sleeps, which are what a claim does when it meets a lock."""
+
+    def __init__(self, pauses: Pauses) -> None:
+        super().__init__()
+        self._pauses = pauses
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep for real, and count."""
+        self._pauses.retries += 1
+        super().sleep(seconds)
+
+
+def open_arm(
+    arm: str,
+    path: str,
+    *,
+    synchronous: str,
+    stoppable: bool = False,
+    told_of_pauses: Pauses | None = None,
+) -> "Arm":
     """Open one arm's queue on an existing file.
 
     Args:
@@ -56,6 +83,7 @@ def open_arm(arm: str, path: str, *, synchronous: str, stoppable: bool = False) 
         path: The seeded database.
         synchronous: What the reference runs at: FULL where the file promises `power`.
         stoppable: Whether SIGUSR1 and SIGUSR2 make the process stop itself, see `Stoppable`.
+        told_of_pauses: Counts each pause; the reference pauses inside SQLite, unseen.
     """
     connections = Connections()
     locks: Locks = KernelLocks()
@@ -63,7 +91,8 @@ def open_arm(arm: str, path: str, *, synchronous: str, stoppable: bool = False) 
         locks = PlainLocks(connections=connections, synchronous=synchronous)
     elif stoppable:
         locks = Stoppable()
-    queue = Queue(path, host=Host(connect=connections.connect, lock=locks))
+    clock = SystemClock() if told_of_pauses is None else CountingClock(told_of_pauses)
+    queue = Queue(path, host=Host(clock=clock, connect=connections.connect, lock=locks))
     return Arm(queue=queue, connections=connections)
 
 

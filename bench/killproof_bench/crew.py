@@ -21,7 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from killproof_bench.ledger import Account
-from killproof_bench.load import COLUMNS, Ended, Spec
+from killproof_bench.load import Ended, Spec
+from killproof_bench.recording import COLUMNS, SERVED_COLUMNS, Served
 from killproof_bench.result import LockWatch
 
 Calls = npt.NDArray[np.int64]
@@ -45,7 +46,9 @@ class Outcome:
     """What the workers of one round wrote down."""
 
     accounts: tuple[Account, ...]
-    calls: tuple[Calls, ...]  #: Per worker: rows of begin_ns, end_ns, job id.
+    calls: tuple[Calls, ...]  #: Per process, in the order of the specs: rows of `recording.Call`.
+    served: tuple[Calls, ...]  #: Likewise: rows of `recording.Served`.
+    ended: tuple[Ended, ...]
     facts: dict[str, str]  #: Pragmas as the first worker read them back; all agree.
     watch: LockWatch
     ran_dry: bool
@@ -130,12 +133,18 @@ class Crew:
             np.fromfile(spec.calls_file, dtype=np.int64).reshape(-1, COLUMNS)
             for spec in self._specs
         )
+        served = tuple(
+            np.fromfile(f"{spec.calls_file}.jobs", dtype=np.int64).reshape(-1, SERVED_COLUMNS)
+            for spec in self._specs
+        )
         return Outcome(
             accounts=tuple(
-                Account(worker=end.worker, acked=call[:, 2].tolist(), error=end.error)
-                for end, call in zip(ended, calls, strict=True)
+                Account(worker=end.worker, acked=jobs[:, Served.JOB].tolist(), error=end.error)
+                for end, jobs in zip(ended, served, strict=True)
             ),
             calls=calls,
+            served=served,
+            ended=tuple(ended),
             facts=self._facts,
             watch=watch,
             ran_dry=any(end.ran_dry for end in ended),

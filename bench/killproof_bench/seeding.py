@@ -5,6 +5,7 @@ hold and a claim meets what it would meet in an old file: attempts of what ended
 leased. The connection is a plain one of its own.
 """
 
+import json
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -16,7 +17,8 @@ PAYLOAD_BYTES: Final = 100
 #: Far enough that no lease and no due time of a seeded row comes while the bench runs: a day.
 FAR_MS: Final = 24 * 60 * 60 * 1_000
 
-PAYLOAD: Final = '{"padding": "' + "x" * (PAYLOAD_BYTES - 15) + '"}'
+#: Below this there is no room for the padding's own name.
+PAYLOAD_BYTES_MIN: Final = 16
 
 AVAILABLE: Final = """
 INSERT INTO job (kind, state, due_ms, created_ms, updated_ms, payload)
@@ -72,10 +74,38 @@ OTHER_STATES: Final = ("succeeded", "dead", "scheduled", "leased")
 _STATEMENTS: Final = (SUCCEEDED, DEAD, SCHEDULED, LEASED)
 
 
-def seed_available(path: Path, rows: int, now_ms: int) -> None:
+def payload_of(size: int) -> dict[str, str]:
+    """Return a payload that is so many bytes of JSON as `json.dumps` writes it.
+
+    >>> len(json.dumps(payload_of(100)))
+    100
+    """
+    return {"padding": "x" * (size - len(json.dumps({"padding": ""})))}
+
+
+def seed_available(
+    path: Path, rows: int, now_ms: int, *, payload_bytes: int = PAYLOAD_BYTES
+) -> None:
     """Add jobs that can be claimed at once."""
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.execute(AVAILABLE, _values(rows, now_ms))
+        connection.execute(AVAILABLE, _values(rows, now_ms, payload_bytes))
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+
+def seed_finished(
+    path: Path, rows: int, now_ms: int, *, payload_bytes: int = PAYLOAD_BYTES
+) -> None:
+    """Add jobs that have succeeded, with their attempts, to a file that holds no other finished.
+
+    They belong to a worker that nobody has heard of since: attempts outlive their workers.
+    """
+    values = _values(rows, now_ms, payload_bytes) | {"owner": "0" * 32}
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        # Losing this file to a power cut costs one more seeding; syncing it costs minutes.
+        connection.execute("PRAGMA synchronous = OFF")
+        connection.execute("PRAGMA cache_size = -262144")  # 256 MiB: the indexes stay in memory.
+        connection.execute(SUCCEEDED, values)
+        connection.execute(ATTEMPTS, values)
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
 
@@ -103,5 +133,6 @@ def seed_other_states(path: Path, rows: int, now_ms: int, *, owner: str, monoton
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
 
-def _values(rows: int, now_ms: int) -> dict[str, int | str]:
-    return {"rows": rows, "now_ms": now_ms, "kind": KIND, "payload": PAYLOAD}
+def _values(rows: int, now_ms: int, payload_bytes: int = PAYLOAD_BYTES) -> dict[str, int | str]:
+    payload = json.dumps(payload_of(payload_bytes))
+    return {"rows": rows, "now_ms": now_ms, "kind": KIND, "payload": payload}

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from killproof_bench.recording import COLUMNS, Call
 from killproof_bench.scenarios.claim import Plan, order, sample
 from killproof_bench.scenarios.stopped import loss
 
@@ -30,9 +31,10 @@ def test_the_same_seed_gives_the_same_order_and_each_pair_shares_its_hash_seed()
 
 
 def calls(*rows: tuple[float, float]) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-    return np.array(
-        [(round(begin * SECOND), round(end * SECOND), 1) for begin, end in rows], dtype=np.int64
-    )
+    made = np.zeros((len(rows), COLUMNS), dtype=np.int64)
+    for row, (begin, end) in zip(made, rows, strict=True):
+        row[Call.BEGIN], row[Call.END] = round(begin * SECOND), round(end * SECOND)
+    return made
 
 
 def test_only_calls_that_ended_in_the_measured_time_count_for_the_rate() -> None:

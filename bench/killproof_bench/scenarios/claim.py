@@ -30,6 +30,7 @@ from killproof_bench.arms import BUSY_MS
 from killproof_bench.crew import Crew, Outcome, specs
 from killproof_bench.machine import raw_syncs_per_second
 from killproof_bench.measure import Samples
+from killproof_bench.recording import Call
 from killproof_bench.result import (
     ARMS,
     Cell,
@@ -125,7 +126,7 @@ def sample(calls: Sequence[Samples], from_ns: int, seconds: float) -> Sample:
     latencies, places, counts = [], [], []
     per_block = np.zeros(blocks, dtype=np.int64)
     for call in calls:
-        begin, end = call[:, 0], call[:, 1]
+        begin, end = call[:, Call.BEGIN], call[:, Call.END]
         ended = (end >= from_ns) & (end < until_ns)
         per_block += np.bincount((end[ended] - from_ns) // block_ns, minlength=blocks)
         counts.append(int(np.count_nonzero(ended)))

@@ -20,6 +20,7 @@ from scipy.stats import bootstrap  # type: ignore[attr-defined]  # It ships no t
 
 from killproof_bench.crew import Crew, CrewError, specs
 from killproof_bench.measure import BLOCKS_MIN, RESAMPLES, Samples
+from killproof_bench.recording import Call
 from killproof_bench.result import Figure, StoppedResult
 from killproof_bench.scenarios.claim import (
     BACKLOG_PER_SECOND,
@@ -161,7 +162,11 @@ def _wait_until_stopped(pid: int) -> int:
 def _rate(calls: Sequence[Samples], window: Window) -> float:
     """Return how many calls per second ended in the window."""
     ended = sum(
-        int(np.count_nonzero((call[:, 1] >= window.from_ns) & (call[:, 1] < window.until_ns)))
+        int(
+            np.count_nonzero(
+                (call[:, Call.END] >= window.from_ns) & (call[:, Call.END] < window.until_ns)
+            )
+        )
         for call in calls
     )
     return ended / ((window.until_ns - window.from_ns) / 1e9)
