@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from killproof_bench import bare_command
 from killproof_bench.command import (
     EXIT_CODES,
     EXIT_FAILED,
@@ -428,3 +429,6 @@ def _numbers(text: str) -> tuple[int, ...]:
             f"--workers {text!r}: give numbers from 1 to {WORKERS_MAX} with commas, such as 1,4,16"
         )
     return tuple(numbers)
+
+
+app.command("bare")(bare_command.bare)

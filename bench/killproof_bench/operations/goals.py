@@ -1,0 +1,66 @@
+"""What the single figures are asked to show, and whether they do: pure functions of the figures."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from killproof_bench.operations.bare_arms import BARE, BARE_FULL, BARE_SYNC, CLAIM_ACK
+from killproof_bench.operations.result import Comparison, Goal, Idle
+from killproof_bench.result import Figure, Verdict
+
+#: The share of the bare loop's rate that killproof keeps with one worker, by durability.
+BARE_SHARE: Final = {"power": 0.95, "process": 0.50}
+
+
+def goals(comparisons: Sequence[Comparison], idle: Idle | None) -> tuple[Goal, ...]:
+    """Return every goal that these figures speak about, in their order."""
+    found = []
+    for each in comparisons:
+        if each.operation == CLAIM_ACK:
+            found.append(_bare(each))
+    return tuple(found)
+
+
+def sentence(found: Sequence[Goal], verdict: Verdict) -> str:
+    """Return the one sentence that the command and the report begin with."""
+    if verdict == "violated":
+        return "The figures are void: a queue did not do its work right."
+    met = sum(goal.met is True for goal in found)
+    missed = [goal.what for goal in found if goal.met is False]
+    if not missed:
+        return f"All {met} goals are met."
+    return f"{met} of {len(found)} goals are met; not met: {'; '.join(missed)}."
+
+
+def _bare(each: Comparison) -> Goal:
+    """At `power` beside the faster of the two bare loops: nobody shall say we chose the slower."""
+    against = [r for r in each.ratios if r.against in (BARE, BARE_SYNC, BARE_FULL)]
+    ratio = min(against, key=lambda r: _value(r.value))
+    asked = BARE_SHARE[each.durability]
+    return _goal(
+        f"one worker, {each.operation}, {each.durability}, of {ratio.against}",
+        ratio.value, asked, each, share=True,
+    )  # fmt: skip
+
+
+def _goal(
+    what: str, figure: Figure, asked: float, each: Comparison, *, share: bool = False
+) -> Goal:
+    """Return the line of one ratio that has to reach a value."""
+
+    def told(value: float | None) -> str:
+        if value is None:
+            return "?"
+        return f"{value:.1%}" if share else f"{value:.2f} times"
+
+    void = each.correctness.verdict != "pass" or figure.value is None
+    found = f"{told(figure.value)} ({told(figure.low)} to {told(figure.high)})"
+    return Goal(
+        what=what,
+        asked=f"at least {told(asked)}",
+        measured="void" if void else found,
+        met=None if void else _value(figure) >= asked,
+    )
+
+
+def _value(figure: Figure) -> float:
+    return figure.value if figure.value is not None else 0.0
