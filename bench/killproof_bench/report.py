@@ -8,10 +8,12 @@ import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 
+from killproof_bench.ascii_chart import Bar, bars
 from killproof_bench.result import (
     ARMS,
     BenchResult,
     Cell,
+    ClaimCard,
     Correctness,
     Figure,
     Ratio,
@@ -29,8 +31,6 @@ GOAL_WORKERS = 16
 STOPPED_LOSS_GOAL = 0.25
 STEPS_GOAL = 0.05
 TIME_GOAL = 1.5
-
-BAR_COLUMNS = 40
 
 
 def sentence(cells: Sequence[Cell], ratios: Sequence[Ratio], durability: str) -> str:
@@ -137,7 +137,7 @@ def contention(result: BenchResult) -> str:
             stopped_sentence(result.stopped),
             markdown_table(*stopped_table(result.stopped)),
         ]
-    parts += ["## What this does not show", _limits(result)]
+    parts += ["## What this does not show", "\n".join(limits(result))]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
@@ -183,7 +183,8 @@ def _contention_parts(result: BenchResult) -> list[str]:
     ]
 
 
-def _limits(result: BenchResult) -> str:
+def limits(result: BenchResult) -> list[str]:
+    """Return what must not be concluded, as the lines of a list."""
     lines = [
         "- Another machine. Rates follow the disk's own sync rate, printed with each round; "
         "trust the ratios within this run, not the absolutes.",
@@ -196,7 +197,7 @@ def _limits(result: BenchResult) -> str:
     ]
     if result.noise.noisy:
         lines.append("- A quiet machine: see the noise above.")
-    return "\n".join(lines)
+    return lines
 
 
 def ratio_line(ratio: Ratio) -> str:
@@ -361,7 +362,11 @@ def rounds_table(cells: Sequence[Cell]) -> Table:
 
 def card_lines(cell: Cell) -> list[tuple[str, str]]:
     """Return the claim card of one cell, every field."""
-    card = cell.card
+    return card_fields(cell.card)
+
+
+def card_fields(card: ClaimCard) -> list[tuple[str, str]]:
+    """Return a claim card, every field in words."""
     return [
         (field.name.replace("_", " "), _plain(getattr(card, field.name)))
         for field in dataclasses.fields(card)
@@ -465,26 +470,18 @@ def noise_sentence(result: BenchResult) -> str:
 
 def picture(cells: Sequence[Cell]) -> str:
     """Draw throughput (from 0) and p99.9 (log scale) over the number of workers, in plain ASCII."""
-    rates = [cell.jobs_per_s.value or 0.0 for cell in cells]
-    tails = [cell.p999_ms.value for cell in cells if cell.p999_ms.value]
-    lines = [f"workers  jobs/s, from 0 to {max(rates):,.0f}"]
-    for cell, rate in zip(cells, rates, strict=True):
-        lines.append(_bar(cell, rate / max(rates) if max(rates) else 0.0, number(rate)))
-    if not tails:
-        return "\n".join(lines)
-    low = 10 ** math.floor(math.log10(min(tails)))
-    decades = max(1.0, math.ceil(math.log10(max(tails) / low)))
-    lines += ["", f"workers  p99.9 ms, log scale from {low:g} to {low * 10**decades:g}"]
-    for cell in cells:
-        tail = cell.p999_ms.value
-        share = math.log10(tail / low) / decades if tail else 0.0
-        lines.append(_bar(cell, share, figure_value(cell.p999_ms)))
-    return "\n".join(lines)
+    rates = [_bar(cell, cell.jobs_per_s) for cell in cells]
+    tails = [_bar(cell, cell.p999_ms) for cell in cells]
+    return "\n\n".join((bars("jobs/s", rates), bars("p99.9 ms", tails, log=True)))
 
 
-def _bar(cell: Cell, share: float, text: str) -> str:
-    mark = "#" if cell.arm == ARMS[0] else "-"
-    return f"{cell.workers:>7}  {cell.arm:<9} |{mark * round(share * BAR_COLUMNS)} {text}"
+def _bar(cell: Cell, value: Figure) -> Bar:
+    return Bar(
+        label=f"{_workers(cell.workers)}, {cell.arm:<9}",
+        value=value.value,
+        text=figure_value(value),
+        mark="#" if cell.arm == ARMS[0] else "-",
+    )
 
 
 def figure(value: Figure) -> str:
