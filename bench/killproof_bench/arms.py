@@ -9,6 +9,7 @@ own automatic checkpoint moves the log. What differs between the arms is what is
 import os
 import signal
 import sqlite3
+import time
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -145,6 +146,11 @@ class NoTurnstile:
 
     ident: tuple[int, int] = (0, 0)
 
+    @property
+    def arrivals(self) -> "NoArrivals":
+        """Return what wakes nobody."""
+        return NoArrivals()
+
     def enter(self, seconds: float) -> bool:
         """Take nothing."""
         return False
@@ -157,6 +163,22 @@ class NoTurnstile:
 
     def abandon(self) -> None:
         """Abandon nothing."""
+
+
+class NoArrivals:
+    """Nobody is woken: who is idle polls."""
+
+    def read(self) -> int:
+        """Return 0."""
+        return 0
+
+    def advance(self, count: int, kinds: int) -> None:
+        """Wake nobody."""
+
+    def wait(self, seen: int, kinds: int, seconds: float) -> bool:
+        """Sleep."""
+        time.sleep(seconds)
+        return False
 
 
 class NoBarrier:
@@ -192,6 +214,7 @@ class StoppableTurnstile:
     def __init__(self, inner: Turnstile) -> None:
         self._inner = inner
         self.ident = inner.ident
+        self.arrivals = inner.arrivals
         self._stop_holding = self._stop_free = False
         signal.signal(signal.SIGUSR1, self._arm_holding)
         signal.signal(signal.SIGUSR2, self._arm_free)

@@ -188,7 +188,7 @@ def check_an_idle_worker_is_cheap(place: Path, make: type[Queue]) -> None:
         rows_read = [sql for sql in statements if "FROM job" in sql]
         assert len(rows_read) < 10, "rows are read although nobody has committed"
         assert len(statements) < 60 * 30, "it looks too often"
-        assert max(clock.pauses) <= 2 * jobs.IDLE_PAUSE_LAST
+        assert max(clock.pauses) <= 2 * jobs.IDLE_PAUSE
         assert len({round(pause, 4) for pause in clock.pauses}) > 50, "all wake at once"
 
 

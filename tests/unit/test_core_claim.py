@@ -349,10 +349,10 @@ def test_an_idle_wait_ends_when_a_job_falls_due(place: Path) -> None:
     queue, clock = waiting(place)
     with queue:
         queue.enqueue("kind", 1, delay=7)
-        start_ns = clock.elapsed_ns
+        start_ms = clock.wall_ms
 
         assert queue.wait(None, 60)
-        assert 7.0 <= (clock.elapsed_ns - start_ns) / 1e9 < 7.1
+        assert 7_000 <= clock.wall_ms - start_ms <= 7_010
         assert queue.claim() is not None
 
 
@@ -386,7 +386,7 @@ def test_an_idle_wait_gives_up_after_its_time(place: Path) -> None:
         assert not queue.wait(None, 0)
 
 
-def test_an_idle_wait_pauses_longer_and_longer_up_to_a_limit(place: Path) -> None:
+def test_an_idle_wait_that_nobody_ends_looks_now_and_then_at_odd_times(place: Path) -> None:
     """Covers S0.47."""
     pauses: list[float] = []
 
@@ -398,7 +398,7 @@ def test_an_idle_wait_pauses_longer_and_longer_up_to_a_limit(place: Path) -> Non
     with Queue(place / "q.db", durability="process", host=Host(clock=Noting())) as queue:
         queue.wait(None, 10)
 
-    assert 0.003 <= pauses[0] <= 0.005
+    assert min(pauses[:-1]) >= 0.0375
     assert max(pauses) <= 0.0625
-    assert len(pauses) < 350
+    assert len(pauses) < 270
     assert len(set(pauses[-20:-1])) > 10  # Jitter: idle workers must not march in step.

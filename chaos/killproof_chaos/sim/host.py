@@ -1,11 +1,14 @@
 """The machine of the simulation: what `Target.open(place, host)` gets.
 
 The kernel's parts are plain variables here. The turnstile lets everybody in at once: it is a
-courtesy, and correctness must not rest on it. The barrier has nothing to wait for, for the file is
-in memory and no power is cut. A byte of the death lock is free when the life behind it has ended.
+courtesy, and correctness must not rest on it. Whoever sleeps on its event count is an actor that
+waits for a signal; a wake-up may be lost, if the scenario's budget has lost ones. The barrier has
+nothing to wait for, for the file is in memory and no power is cut. A byte of the death lock is free
+when the life behind it has ended.
 """
 
 import sqlite3
+from collections.abc import Callable
 from typing import Any, Final
 
 from killproof_chaos.sim.connection import Connection
@@ -14,6 +17,8 @@ from killproof_chaos.sim.runtime import ENDED, Life, Runtime
 
 #: Bytes below this are never handed out, as in the real file.
 _BYTE_FIRST: Final = 1 << 20
+#: The signal of the event count; behind it stand the kinds that a worker looks for.
+ARRIVAL: Final = "arrival"
 
 
 class Clock:
@@ -34,6 +39,10 @@ class Clock:
         """Let others run until the clock has moved on by so much."""
         self._runtime.sleep(seconds)
 
+    def rest(self, seconds: float, wait: Callable[[float], bool]) -> bool:
+        """Let others run until one of them wakes us, or the clock has moved on by so much."""
+        return wait(seconds)
+
     def ident(self) -> str:
         """Name the one clock that all processes share."""
         return "sim"
@@ -53,11 +62,42 @@ class Clock:
         return self.monotonic_ns() / 1e9
 
 
+class _EventCount:
+    """What idle workers sleep on; all processes of a run share the runtime's count."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    def read(self) -> int:
+        """Return the count; it is something that the asker learns."""
+        self._runtime.observe(self._runtime.arrivals)
+        return self._runtime.arrivals
+
+    def advance(self, count: int, kinds: int) -> None:
+        """Move it on, and wake the first that wait for any of these kinds."""
+        self._runtime.arrivals += 1
+        for life in self._runtime.lives:
+            prefix, _, wanted = life.signal.partition(" ")
+            if count and prefix == ARRIVAL and not life.woken and int(wanted, 16) & kinds:
+                self._runtime.wake(life)
+                count -= 1
+
+    def wait(self, seen: int, kinds: int, seconds: float) -> bool:
+        """Wait for the signal, unless it has come since the count was read."""
+        if self._runtime.arrivals != seen:
+            return True
+        if self._runtime.quiet:
+            self._runtime.sleep(seconds)
+            return False
+        return self._runtime.wait(round(seconds * 1e9), signal=f"{ARRIVAL} {kinds:x}")
+
+
 class _Turnstile:
     """Open at any time."""
 
-    def __init__(self, ident: int) -> None:
+    def __init__(self, ident: int, arrivals: _EventCount) -> None:
         self.ident = (0, ident)
+        self.arrivals = arrivals
 
     def enter(self, seconds: float) -> bool:
         """Go in."""
@@ -130,7 +170,7 @@ class Locks:
 
     def turnstile(self, path: str, *, gate: bool) -> _Turnstile:
         """Open a place in a line that does not exist."""
-        return _Turnstile(self._root.index)
+        return _Turnstile(self._root.index, _EventCount(self._runtime))
 
     def liveness(self, path: str) -> _Liveness:
         """Open what deaths are seen by."""

@@ -227,6 +227,7 @@ class Runtime:
         #: They count what a fault can come before or after: whoever reads the clock or is recorded
         #: with its time; whoever asks whether somebody lives, or begins something.
         self.clock_mark = self.death_mark = 0
+        self.arrivals = 0  #: the event count that idle workers sleep on
         self.commits = 0  #: a hash of all committed changes, in their order
         self.changed_schema = False  #: a statement may have changed it: what is not a plain write
         self._before = self._moment = self._together = 0

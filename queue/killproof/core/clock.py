@@ -8,6 +8,7 @@ lease.
 
 import os
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
@@ -29,6 +30,9 @@ class Clock(Protocol):
     def ident(self) -> str:
         """Name the clock behind `monotonic_ns`: equal names mean comparable readings."""
 
+    def rest(self, seconds: float, wait: Callable[[float], bool]) -> bool:
+        """Wait by this function, which may be woken before; say whether it was."""
+
 
 class SystemClock:
     """The clocks of this machine."""
@@ -47,6 +51,10 @@ class SystemClock:
     def sleep(self, seconds: float) -> None:
         """Sleep for real."""
         time.sleep(seconds)
+
+    def rest(self, seconds: float, wait: Callable[[float], bool]) -> bool:
+        """Sleep for real, and be woken."""
+        return wait(seconds)
 
     def ident(self) -> str:
         """Return the boot and the time namespace; a random name where the kernel does not tell.
@@ -86,6 +94,11 @@ class ManualClock:
     def sleep(self, seconds: float) -> None:
         """Move both clocks on, by at least a millisecond so that no waiting loop stands still."""
         self.advance(max(seconds, 0.001))
+
+    def rest(self, seconds: float, wait: Callable[[float], bool]) -> bool:
+        """Move both clocks on; whoever sleeps here is the only one, so nobody wakes it."""
+        self.sleep(seconds)
+        return False
 
     def ident(self) -> str:
         """Return the name given."""

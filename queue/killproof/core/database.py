@@ -32,8 +32,8 @@ from killproof.core.errors import (
     StorageFailed,
     StorageFull,
 )
-from killproof.core.host import Barrier, Host, Liveness
-from killproof.core.turnstile import PATIENCE_SECONDS
+from killproof.core.host import Barrier, EventCount, Host, Liveness
+from killproof.core.turnstile import PATIENCE_SECONDS, classes_of
 
 Value = None | int | float | str | bytes
 Values = Mapping[str, Value] | Sequence[Value]
@@ -81,7 +81,7 @@ _failed: dict[str, str] = {}
 class Transaction:
     """A transaction in progress: what `with queue.transaction() as tx` gives."""
 
-    __slots__ = ("_connection", "_cursors", "_is_ours", "has_ended", "path")
+    __slots__ = ("_connection", "_cursors", "_is_ours", "has_ended", "kinds", "offers", "path")
 
     def __init__(self, connection: sqlite3.Connection, path: str, *, is_ours: bool = True) -> None:
         self._connection = connection
@@ -90,6 +90,23 @@ class Transaction:
         self.path = path
         #: True once its block was left: a statement would then commit itself, and not durably.
         self.has_ended = False
+        #: How many idle workers its commit wakes, and of which classes of kinds.
+        self.offers = self.kinds = 0
+
+    def offer(self, kind: str | None, count: int = 1) -> None:
+        """Have so many idle workers woken at the commit, by our own connections only.
+
+        Args:
+            kind: of the jobs that may be claimed then; None is any.
+            count: of the jobs.
+        """
+        self.offers += count
+        self.kinds |= classes_of(None if kind is None else (kind,))
+
+    @property
+    def changes(self) -> int:
+        """Rows changed so far on this connection, those of triggers included."""
+        return self._connection.total_changes
 
     def execute(self, sql: LiteralString, values: Values = ()) -> sqlite3.Cursor:
         """Run one statement of the caller; its cursor ends with the transaction.
@@ -259,7 +276,7 @@ class Database:
                 if refused:
                     # A refusal is a fact as well: it may rest on a commit not yet durable.
                     self._wait_for_disk(handle)
-            self._after_commit(lambda: self._settle(handle, operation))
+            self._after_commit(lambda: self._settle(handle, operation, transaction))
 
     @contextmanager
     def read(self) -> Iterator[Transaction]:
@@ -300,6 +317,11 @@ class Database:
         """
         with self._using() as handle:
             return self._patiently(lambda: handle.connection.execute(sql, values).fetchall())
+
+    def arrivals(self) -> tuple[EventCount, int]:
+        """Return what idle workers sleep on, and its count now; to be read before a look."""
+        with self._using() as handle:
+            return handle.turnstile.arrivals, handle.turnstile.arrivals.read()
 
     def joined(self, tx: "Transaction | sqlite3.Connection") -> Transaction:
         """Return the transaction to join: ours, or a connection of the caller's on this file.
@@ -419,7 +441,10 @@ class Database:
                 "look at the job, or repeat the call with the same key"
             ) from error
 
-    def _settle(self, handle: Handle, operation: LiteralString) -> None:
+    def _settle(self, handle: Handle, operation: LiteralString, done: Transaction) -> None:
+        if done.offers:
+            # Before the barrier: what a worker claims now, its own barrier makes durable as well.
+            handle.turnstile.arrivals.advance(done.offers, done.kinds)
         self._wait_for_disk(handle)
         _point(operation, "synced")
 

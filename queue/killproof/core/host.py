@@ -17,10 +17,27 @@ from killproof.core import turnstile as kernel_turnstile
 from killproof.core.clock import Clock, SystemClock
 
 
+class EventCount(Protocol):
+    """What idle workers sleep on; `core/turnstile.py` has the meaning of each."""
+
+    def read(self) -> int:
+        """Return the count."""
+
+    def advance(self, count: int, kinds: int) -> None:
+        """Move it on, and wake so many that look for these kinds."""
+
+    def wait(self, seen: int, kinds: int, seconds: float) -> bool:
+        """Sleep until it is another than seen; False after so long without, or for a signal."""
+
+
 class Turnstile(Protocol):
     """A place in the line of writers; `core/turnstile.py` has the meaning of each."""
 
     ident: tuple[int, int]
+
+    @property
+    def arrivals(self) -> EventCount:
+        """What idle workers sleep on, in the same file."""
 
     def enter(self, seconds: float) -> bool:
         """Wait for the turn at most so long; False means go on without it."""

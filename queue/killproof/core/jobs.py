@@ -15,6 +15,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, LiteralString, NamedTuple, Self, cast
 
@@ -28,6 +29,7 @@ from killproof.core.errors import (
 )
 from killproof.core.host import Host, Liveness
 from killproof.core.model import Attempt, Failure, Job, Lease
+from killproof.core.turnstile import classes_of
 
 #: Rows that one call promotes or reaps at most: the price of a claim has a bound.
 SWEEP_ROWS_MAX: Final = 100
@@ -35,10 +37,13 @@ SWEEP_ROWS_MAX: Final = 100
 SWEEP_INTERVAL_NS: Final = 20_000_000
 #: Jobs in one batch: about 10 ms under the lock.
 BATCH_MAX: Final = 1_000
-#: Pauses between looks of an idle worker, in seconds; doubled from the first to the last, with
-#: jitter.
-IDLE_PAUSE_FIRST: Final = 0.004
-IDLE_PAUSE_LAST: Final = 0.05
+#: An idle worker that nobody wakes looks so often, in seconds, with jitter: for commits of other
+#: programs, and for the death of others, which wakes nobody.  Recovery may take 100 ms.
+IDLE_PAUSE: Final = 0.05
+#: Woken in vain, it lets others be woken for so long, in seconds; doubled up to the pause above.
+VAIN_PAUSE_FIRST: Final = 0.001
+#: What falls due is noticed by one idle worker after the other within so many seconds.
+DUE_JITTER: Final = 0.004
 #: A foreign lease is believed dead when it was watched unchanged for its length and this part more.
 WATCH_MARGIN: Final = 0.5
 #: Leaving is a courtesy: it waits for the lock for so many seconds at most.
@@ -226,6 +231,8 @@ class Queue:
             # Our checks are SQLite's, but for one: SQLite allows JSON less depth than Python does.
             raise PayloadInvalid(f"payload refused by SQLite ({error}): flatten it") from error
         if new is not None:
+            # One that waits for its moment, too: who is woken sleeps until then and no longer.
+            tx.offer(cast(str, values["kind"]))
             return new
         found = tx.row(self.FIND_KEY, values)
         assert found is not None, "the insert met a live job with this key"
@@ -405,9 +412,11 @@ class Queue:
         is_expired, is_due, is_throttle_over = found
         if is_throttle_over:
             tx.change(self.UNTHROTTLE, {"now_ms": now_ms})
+            tx.offer(None)
         if is_expired:  # First: what has expired need not become available.
             self._move(tx, now_ms, self.EXPIRE, self.FIRST_EXPIRED)
-        if is_due and self._move(tx, now_ms, self.PROMOTE, self.FIRST_DUE):
+        if is_due and (due := self._move(tx, now_ms, self.PROMOTE, self.FIRST_DUE)):
+            tx.offer(None, due)
             sync.point("promote.written")
 
     def _move(self, tx: Transaction, now_ms: int, move: LiteralString, first: LiteralString) -> int:
@@ -639,9 +648,15 @@ class Queue:
             message=None if failure is None else failure.message,
             traceback=None if failure is None else failure.traceback,
         )
+        before = tx.changes
         if not tx.change(self.END, values):
             raise LeaseLost(lease.job.id, lease.fence, operation)
         tx.change(self.RECORD, values)
+        if state in ("available", "retryable", "scheduled"):
+            tx.offer(lease.job.kind)
+        if more := tx.changes - before - 2:
+            # Triggers of what stands above the core: the next steps of a run, a limit that opens.
+            tx.offer(None, more)
 
     def _policy_ms(self, job: Job) -> int:
         """Return the policy's delay; a policy that somebody damaged must not lose the job."""
@@ -960,8 +975,10 @@ class Queue:
     def wait(self, kinds: Iterable[str] | None = None, seconds: float = 1.0) -> bool:
         """Wait until something looks claimable; False after so many seconds without.
 
-        It takes no write lock and reads rows only after somebody has committed: an idle worker
-        costs a look at a shared-memory counter, and a lock test for each holder, every 4 to 50 ms.
+        A commit of killproof's that lets a job be claimed wakes one waiter that looks for its kind,
+        for each such job.  Besides, every 50 ms, it looks itself: at a counter in shared memory,
+        and at the lock of each holder; rows are read only after somebody has committed.  It takes
+        no write lock.  A signal ends it as well, once its handler has run.
 
         Raises:
             ValueError: kinds or seconds are wrong; the message shows it; definite.
@@ -969,15 +986,19 @@ class Queue:
         """
         wanted, clock = _kinds_json(kinds), self.host.clock
         end_ns = clock.monotonic_ns() + model.to_ms(seconds, "seconds") * 1_000_000
-        pause = IDLE_PAUSE_FIRST
+        classes = classes_of(None if wanted is None else json.loads(wanted))
+        woken, vain_pause = False, 0.0
         seen: Sequence[Value] | None = None
         holders: list[_Holder] = []
         next_moment_ms: int | None = None
         while True:
+            # Before the look: a commit after it has then moved the count on, and nobody sleeps.
+            arrivals, count = self.database.arrivals()
             version = self.database.peek("PRAGMA data_version")[0]
             if version != seen:
                 seen = version
                 if self._is_available(wanted):
+                    self._full_last = True  # The claim need not look as well.
                     return True
                 next_moment_ms = cast(int | None, self.database.peek(self.NEXT_MOMENT)[0][0])
                 holders = self._holders()
@@ -988,8 +1009,25 @@ class Queue:
             left = (end_ns - clock.monotonic_ns()) / 1e9
             if left <= 0:
                 return False
-            clock.sleep(min(left, pause * (0.75 + self.host.random.random() / 2)))
-            pause = min(pause * 1.5, IDLE_PAUSE_LAST)
+            chance = self.host.random.random()
+            if woken:
+                # Others are quicker, or it was another kind of the class: were each such wake-up
+                # followed, a busy queue's idle workers would take the CPU from its busy ones.
+                woken, vain_pause = False, min(max(vain_pause * 2, VAIN_PAUSE_FIRST), IDLE_PAUSE)
+                clock.sleep(min(left, vain_pause * (0.75 + chance / 2)))
+                continue
+            pause = IDLE_PAUSE * (0.75 + chance / 2)
+            if next_moment_ms is not None:
+                due = (next_moment_ms - clock.now_ms()) / 1e3
+                # Not all at once: the first to look promotes it for all.
+                pause = min(pause, due + chance * DUE_JITTER)
+            pause = min(left, pause)
+            until_ns = clock.monotonic_ns() + round(pause * 1e9)
+            woken = clock.rest(pause, partial(arrivals.wait, count, classes))
+            if not woken:
+                vain_pause = 0.0
+                if clock.monotonic_ns() < until_ns:
+                    return False  # A signal came, and perhaps told us to stop.
 
     def _looks_claimable(self, wanted: str | None) -> bool:
         """Whether a claim would find something, as far as a look can tell without the lock."""

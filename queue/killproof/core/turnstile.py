@@ -25,6 +25,13 @@ At durability `process` no fsync separates two transactions of the same worker, 
 leaves is back before the kernel has woken the next.  There a second lock, the *gate*, lets one
 waiter at a time stand before the turnstile, and only who entered less than a millisecond ago may
 enter again without passing the gate.
+
+Idle workers sleep at the same file, on an *event count* (Reed and Kanodia, 1979): read it, look for
+a job, and sleep unless it has moved on since the reading.  A commit that lets jobs be claimed moves
+it and wakes as many sleepers as there are jobs, the longest asleep first, and of those only who
+look for such a kind: the kernel compares 32 bits, one for each class of kinds.  It too is a
+courtesy: who dies between its commit and the wake, writes with another program, or wakes a worker
+that was stopped, is found out by the look that every sleeper takes now and then.
 """
 
 import ctypes
@@ -34,6 +41,8 @@ import mmap
 import os
 import sys
 import time
+import zlib
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final
 
@@ -49,11 +58,22 @@ _SYS_FUTEX: Final = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221
     os.uname().machine
 )
 _FUTEX_WAIT: Final = 0
+#: Wait and wake with 32 bits; a waiter is woken by whoever names one of its own.
+_FUTEX_WAIT_BITSET: Final = 9
+_FUTEX_WAKE_BITSET: Final = 10
 #: Change the number and wake a waiter, in one call (linux: uapi/linux/futex.h).
 _FUTEX_WAKE_OP: Final = 5
 #: FUTEX_OP(ADD, 1, LT, -2048): the number grows by one.  The comparison would wake one more; it is
 #: for a second futex, which there is not, and no count below two billions makes it true.
 _ADD_ONE: Final = 1 << 28 | 2 << 24 | 1 << 12 | 0x800
+
+#: Three numbers lie in the lock file: the line's, the event count, and one that nobody sleeps on.
+_WORDS: Final = 3
+_BYTES: Final = 4 * _WORDS
+_COUNT: Final = 4
+_NOBODY: Final = 8
+#: Stands for every kind.
+ALL_KINDS: Final = (1 << 32) - 1
 
 
 class Turnstile:
@@ -72,6 +92,8 @@ class Turnstile:
         self._main = _Lock(f"{path}.turnstile")
         self._gate = _Lock(f"{path}.gate") if gate else None
         self._reentry_until_ns = 0
+        #: What idle workers sleep on.
+        self.arrivals = EventCount(self._main)
         #: Which file this is, for the rule that a thread never waits for itself.
         self.ident = self._main.ident
 
@@ -113,7 +135,7 @@ class _Lock:
         self._descriptor = open_lock_file(path)
         status = os.fstat(self._descriptor)
         self.ident = (status.st_dev, status.st_ino)
-        self._word = _shared_word(self._descriptor, status.st_size)
+        self._word = _shared_words(self._descriptor, status.st_size)
         #: The number at which a wait was in vain: that holder is not waited for a second time.
         self._given_up: int | None = None
 
@@ -154,11 +176,11 @@ class _Lock:
         self._word = None
         close_quietly(self._descriptor)
 
-    def _number(self) -> int:
+    def _number(self, offset: int = 0) -> int:
         """Read the number; 0 where there is none."""
         if self._word is None:
             return 0
-        return int.from_bytes(os.pread(self._descriptor, 4, 0), sys.byteorder)
+        return int.from_bytes(os.pread(self._descriptor, 4, offset), sys.byteorder)
 
     def _sleep(self, seen: int, seconds: float) -> None:
         """Sleep until somebody leaves; where there is no futex, for a millisecond."""
@@ -170,20 +192,73 @@ class _Lock:
             time.sleep(min(seconds, 0.001))
 
 
+class EventCount:
+    """The count of arrivals, in the turnstile's file; one for each connection."""
+
+    def __init__(self, lock: _Lock) -> None:
+        self._lock = lock
+
+    def read(self) -> int:
+        """Return the count; read it *before* looking for what it counts."""
+        return self._lock._number(_COUNT)
+
+    def advance(self, count: int, kinds: int) -> None:
+        """Move the count on and wake the first sleepers, so many at most, of these kinds."""
+        word = self._lock._word
+        if word is None:
+            return
+        address = ctypes.addressof(word) + _COUNT
+        # In two calls: the one that adds can not choose whom to wake, so it wakes nobody.
+        if _add_and_wake(address, ctypes.addressof(word) + _NOBODY) == errno.EFAULT:
+            with suppress(OSError):
+                os.pwrite(self._lock._descriptor, bytes(_BYTES), 0)
+        sleepers = ctypes.c_void_p(0), ctypes.c_void_p(0), ctypes.c_uint32(kinds)
+        _futex(address, _FUTEX_WAKE_BITSET, count, *sleepers)
+
+    def wait(self, seen: int, kinds: int, seconds: float) -> bool:
+        """Sleep until the count is another than seen; True if it is, or was.
+
+        False after so many seconds, or sooner when a signal has come.
+        """
+        word = self._lock._word  # Keeps the mapping, whoever closes the file meanwhile.
+        until_ns = time.monotonic_ns() + round(seconds * 1e9)
+        if word is not None:
+            limit = ctypes.byref(_Timespec(until_ns // 1_000_000_000, until_ns % 1_000_000_000))
+            address = ctypes.addressof(word) + _COUNT
+            rest = ctypes.c_void_p(0), ctypes.c_uint32(kinds)
+            code = _futex(address, _FUTEX_WAIT_BITSET, seen, limit, *rest)
+            if code in (0, errno.EAGAIN):
+                return True
+            if code in (errno.ETIMEDOUT, errno.EINTR):
+                return False
+        time.sleep(seconds)
+        return False
+
+
+def classes_of(kinds: Iterable[str] | None) -> int:
+    """Return the bits of these kinds, None being all: the same in every process and version."""
+    if kinds is None:
+        return ALL_KINDS
+    found = 0
+    for kind in kinds:
+        found |= 1 << (zlib.crc32(kind.encode()) & 31)
+    return found
+
+
 class _Timespec(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
 
-def _shared_word(descriptor: int, size: int) -> ctypes.c_uint32 | None:
-    """Map the number in the lock file; None where that or the system call can not be had."""
+def _shared_words(descriptor: int, size: int) -> "ctypes.Array[ctypes.c_uint32] | None":
+    """Map the numbers in the lock file; None where that or the system call can not be had."""
     if _SYS_FUTEX is None:
         return None
     try:
-        if size < 4:
+        if size < _BYTES:
             # Written, not truncated to: a hole would be filled by the first store into the mapping,
             # and on a full disk that is a SIGBUS.
-            os.pwrite(descriptor, bytes(4), 0)
-        return ctypes.c_uint32.from_buffer(mmap.mmap(descriptor, 4))
+            os.pwrite(descriptor, bytes(_BYTES - size), size)
+        return (ctypes.c_uint32 * _WORDS).from_buffer(mmap.mmap(descriptor, _BYTES))
     except (OSError, ValueError):  # A read-only descriptor, or a file system that maps nothing.
         return None
 
@@ -201,10 +276,15 @@ def _futex(address: int, operation: int, number: int, *rest: object) -> int:
     return ctypes.get_errno() if done < 0 else 0
 
 
-def _add_and_wake(address: int) -> int:
-    """Let the kernel add one to the number and wake the first waiter; return the error's number."""
-    again = ctypes.c_void_p(address)
-    return _futex(address, _FUTEX_WAKE_OP, 1, ctypes.c_long(0), again, ctypes.c_uint32(_ADD_ONE))
+def _add_and_wake(address: int, waiters: int | None = None) -> int:
+    """Let the kernel add one to the number and wake the first waiter; return the error's number.
+
+    Args:
+        address: of the number.
+        waiters: of the number on which they sleep, if that is another.
+    """
+    number, at = ctypes.c_void_p(address), address if waiters is None else waiters
+    return _futex(at, _FUTEX_WAKE_OP, 1, ctypes.c_long(0), number, ctypes.c_uint32(_ADD_ONE))
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
