@@ -1,0 +1,197 @@
+"""The closed loop: N workers that always have a next job, for many N in turn, block after block.
+
+Question: what does a job cost at the lock, and how does that grow with the workers? Primary
+figures: jobs/s and the call's p99 for each number of workers. Valid comparison: within this run,
+where a block has each number once, in an order drawn anew, within about ten seconds.
+"""
+
+import os
+import random
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from killproof import Queue
+from killproof_bench import ledger
+from killproof_bench.capacity.pool import Pool, Slice, Written, workers
+from killproof_bench.capacity.simulation import Times
+from killproof_bench.crew import Calls
+from killproof_bench.machine import raw_syncs_per_second
+from killproof_bench.recording import Call, Kind
+from killproof_bench.result import Correctness
+from killproof_bench.scenarios.claim import Durability, stored
+from killproof_bench.seeding import seed_available
+
+#: Long enough for hundreds of calls of each worker, short beside the changes of a shared machine.
+SLICE_SECONDS: Final = 1.0
+#: The processes are warm after the first; what is left is finding their places in the line.
+WARMUP_SECONDS: Final = 0.2
+#: Orders, answers, and filling up between two blocks.
+OVERHEAD_SECONDS: Final = 0.12
+#: More than any queue on SQLite takes from one file.
+JOBS_PER_SECOND: Final = 12_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One load of the closed loop."""
+
+    workers: int
+    job_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looked:
+    """A slice of one cell, in its block."""
+
+    block: int
+    cell: Cell
+    slice: Slice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """A closed loop that has ended."""
+
+    looked: tuple[Looked, ...]
+    written: Written
+    raw_rates: tuple[float, ...]  #: The disk's own syncs per second, before each block and after.
+    correctness: Correctness
+    jobs_seeded: int
+    interrupted: bool
+
+    def slices(self, cell: Cell) -> list[Calls]:
+        """Return the calls of each slice of a cell: all processes, ended in the measured part."""
+        return [
+            within(self.written, each.slice.begin_ns, each.slice.end_ns)
+            for each in self.looked
+            if each.cell == cell
+        ]
+
+    def rates(self, cell: Cell) -> Times:
+        """Return a cell's jobs/s, slice by slice."""
+        found = []
+        for each in self.looked:
+            if each.cell == cell:
+                rows = within(self.written, each.slice.begin_ns, each.slice.end_ns)
+                seconds = (each.slice.end_ns - each.slice.begin_ns) / 1e9
+                found.append(len(rows[rows[:, Call.KIND] == Kind.ACK_AND_CLAIM]) / seconds)
+        return np.array(found)
+
+    def cpu_us(self, cell: Cell) -> float:
+        """Return the processor time of a job, over the whole slices, microseconds."""
+        spent = jobs = 0
+        for each in self.looked:
+            if each.cell == cell:
+                spent += sum(end.user_ns + end.system_ns for end in each.slice.ended)
+                # The warm-up's jobs have cost their time too.
+                start = each.slice.begin_ns - round(WARMUP_SECONDS * 1e9)
+                jobs += len(within(self.written, start, each.slice.end_ns))
+        return spent / jobs / 1e3 if jobs else 0.0
+
+
+def within(written: Written, begin_ns: int, end_ns: int) -> Calls:
+    """Return the calls of all processes that ended between two moments."""
+    parts = []
+    for rows in written.calls:
+        # Each process ends its calls in order, so its table is sorted.
+        first, last = np.searchsorted(rows[:, Call.END], (begin_ns, end_ns))
+        parts.append(rows[first:last])
+    return np.concatenate(parts)
+
+
+def order(cells: Sequence[Cell], blocks: int, seed: int) -> Iterator[tuple[int, Cell]]:
+    """Yield block after block, each with every cell once, in an order drawn anew."""
+    coin = random.Random(seed)
+    for block in range(blocks):
+        yield from ((block, cell) for cell in coin.sample(list(cells), len(cells)))
+
+
+def seconds_of(cells: Sequence[Cell], blocks: int) -> float:
+    """Return how long a run takes, about, without its start."""
+    return len(cells) * blocks * (SLICE_SECONDS + WARMUP_SECONDS + OVERHEAD_SECONDS)
+
+
+def run(
+    folder: Path,
+    cells: Sequence[Cell],
+    *,
+    blocks: int,
+    durability: Durability,
+    seed: int,
+    tick: Callable[[str, float], None],
+) -> Recording:
+    """Measure; Ctrl-C ends it and keeps the slices that have ended.
+
+    Args:
+        folder: An empty folder on the disk to be measured.
+        cells: What to measure.
+        blocks: How often each.
+        durability: Of the file.
+        seed: Of the order.
+        tick: Told what is going on, and the seconds of the whole that are done.
+
+    Raises:
+        CrewError: A process failed.
+    """
+    database = folder / "queue.db"
+    with Queue(database, durability=durability) as queue:
+        now_ms = queue.host.clock.now_ms()
+    most = max(cell.workers for cell in cells)
+    block_jobs = round(JOBS_PER_SECOND * SLICE_SECONDS * len(cells))
+    looked: list[Looked] = []
+    raw_rates: list[float] = []
+    seeded = 0
+    interrupted = False
+    each = SLICE_SECONDS + WARMUP_SECONDS + OVERHEAD_SECONDS
+    with Pool(database, most, synchronous=_synchronous(durability), seed=seed) as pool:
+        try:
+            pool.wait_until_ready()
+            for block, cell in order(cells, blocks, seed):
+                if block == len(raw_rates):
+                    raw_rates.append(raw_syncs_per_second(folder))
+                    more = block_jobs - _available(database)
+                    seed_available(database, more, now_ms)
+                    seeded += more
+                    os.sync()
+                place = len(looked)
+
+                def told(cell: Cell = cell, place: int = place) -> None:
+                    tick(f"{cell.workers} workers, {cell.job_ms:g} ms jobs", place * each)
+
+                part = pool.slice(
+                    workers(cell.workers, job_ms=cell.job_ms),
+                    warmup_seconds=WARMUP_SECONDS,
+                    seconds=SLICE_SECONDS,
+                    tick=told,
+                )
+                looked.append(Looked(block=block, cell=cell, slice=part))
+        except KeyboardInterrupt:
+            interrupted = True
+        written = pool.finish()
+    raw_rates.append(raw_syncs_per_second(folder))
+    return Recording(
+        looked=tuple(looked),
+        written=written,
+        raw_rates=tuple(raw_rates),
+        correctness=ledger.judge(seeded, written.accounts, stored(database)),
+        jobs_seeded=seeded,
+        interrupted=interrupted,
+    )
+
+
+def _available(database: Path) -> int:
+    with closing(sqlite3.connect(database)) as connection:
+        (count,) = connection.execute(
+            "SELECT count(*) FROM job WHERE state = 'available'"
+        ).fetchone()
+        return int(count)
+
+
+def _synchronous(durability: Durability) -> str:
+    return "FULL" if durability == "power" else "NORMAL"

@@ -1,0 +1,218 @@
+"""The processes of a capacity run, told slice by slice what to do: the supervisor's side.
+
+Like `crew.Crew`, whose processes make one round each; these stay and make many.
+"""
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from killproof_bench.crew import END_SECONDS, READY_SECONDS, TICK_SECONDS, Calls, CrewError
+from killproof_bench.ledger import Account
+from killproof_bench.load import Ended, Spec
+from killproof_bench.recording import COLUMNS, SERVED_COLUMNS, Served
+
+#: Between the order and the first call: every process reads its line before anybody begins.
+START_NS = 30_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """One slice that has ended."""
+
+    begin_ns: int  #: Of the measured part, perf_counter_ns.
+    end_ns: int
+    ended: tuple[Ended, ...]  #: Of the processes that had something to do, in their order.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """What the processes wrote down over the whole run."""
+
+    accounts: tuple[Account, ...]
+    calls: tuple[Calls, ...]  #: Per process: rows of `recording.Call`.
+    served: tuple[Calls, ...]  #: Per process: rows of `recording.Served`.
+    facts: dict[str, str]
+
+
+class Pool:
+    """Processes on one file; a context manager that leaves none behind."""
+
+    def __init__(self, database: Path, count: int, *, synchronous: str, seed: int) -> None:
+        """Start the processes.
+
+        Args:
+            database: The file; its folder takes the tables.
+            count: How many.
+            synchronous: As the durability says; killproof's own arm reads it from the file.
+            seed: PYTHONHASHSEED of all.
+        """
+        self._specs = [
+            Spec(
+                arm="killproof",
+                database=str(database),
+                synchronous=synchronous,
+                calls_file=str(database.parent / f"calls-{index}.bin"),
+                calls_max=0,
+                timed=True,
+            )
+            for index in range(count)
+        ]
+        environment = {**os.environ, "PYTHONHASHSEED": str(seed)}
+        self._processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", "killproof_bench.capacity.member", json.dumps(asdict(spec))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=environment,
+                start_new_session=True,
+            )
+            for spec in self._specs
+        ]
+        self._facts: dict[str, str] = {}
+        self._ended: list[Ended | None] = [None] * count
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    pipe.close()
+
+    def wait_until_ready(self) -> None:
+        """Wait until all have opened the file.
+
+        Raises:
+            CrewError: One has ended.
+        """
+        for process in self._processes:
+            self._facts = {
+                name: str(value) for name, value in self._line(process, READY_SECONDS).items()
+            }
+
+    def slice(
+        self,
+        changes: Mapping[int, Mapping[str, object]],
+        *,
+        warmup_seconds: float,
+        seconds: float,
+        tick: Callable[[], None],
+    ) -> Slice:
+        """Let some processes work for a while.
+
+        Args:
+            changes: For each process that is to work, the fields of its `Spec` that change.
+            warmup_seconds: Before the measured part.
+            seconds: Of the measured part.
+            tick: Called a few times a second.
+
+        Raises:
+            CrewError: One has ended, or an error has reached it.
+        """
+        start_ns = time.perf_counter_ns() + START_NS
+        stop_ns = start_ns + round((warmup_seconds + seconds) * 1e9)
+        for index, fields in changes.items():
+            order = {"start_ns": start_ns, "stop_ns": stop_ns, "changes": dict(fields)}
+            self._tell(self._processes[index], json.dumps(order))
+        try:
+            while (left := stop_ns - time.perf_counter_ns()) > 0:
+                time.sleep(min(TICK_SECONDS, left / 1e9))
+                tick()
+        finally:
+            # Also after Ctrl-C: their answers must not be taken for those of the next slice.
+            ended = [self._answer(index) for index in changes]
+        begin_ns = start_ns + round(warmup_seconds * 1e9)
+        return Slice(begin_ns=begin_ns, end_ns=stop_ns, ended=tuple(ended))
+
+    def finish(self) -> Written:
+        """End all processes and read what they wrote down.
+
+        Raises:
+            CrewError: One failed.
+        """
+        for process in self._processes:
+            self._tell(process, "")
+        for process in self._processes:
+            if process.wait(END_SECONDS):
+                raise CrewError(f"a process ended with status {process.returncode}")
+        calls = tuple(_table(spec.calls_file, COLUMNS) for spec in self._specs)
+        served = tuple(_table(f"{spec.calls_file}.jobs", SERVED_COLUMNS) for spec in self._specs)
+        return Written(
+            accounts=tuple(
+                Account(
+                    worker=None if end is None else end.worker,
+                    acked=jobs[:, Served.JOB].tolist(),
+                    error=None,
+                )
+                for end, jobs in zip(self._ended, served, strict=True)
+            ),
+            calls=calls,
+            served=served,
+            facts=self._facts,
+        )
+
+    def _answer(self, index: int) -> Ended:
+        end = Ended(**self._line(self._processes[index], END_SECONDS))
+        self._ended[index] = end
+        if end.error is not None:
+            raise CrewError(f"an error reached a worker: {end.error}")
+        return end
+
+    def _tell(self, process: "subprocess.Popen[str]", line: str) -> None:
+        assert process.stdin is not None
+        try:
+            process.stdin.write(line + "\n")
+            process.stdin.flush()
+        except BrokenPipeError as error:
+            raise CrewError(f"a process ended with status {process.wait()}") from error
+
+    def _line(self, process: "subprocess.Popen[str]", seconds: float) -> dict[str, Any]:
+        assert process.stdout is not None
+        # Each process writes one line and then waits, so nothing is left behind in the buffer.
+        if not select.select([process.stdout], [], [], seconds)[0]:
+            raise CrewError(f"a process said nothing for {seconds:g} s")
+        line = process.stdout.readline()
+        if not line:
+            raise CrewError(f"a process ended with status {process.wait()}")
+        message: dict[str, Any] = json.loads(line)
+        return message
+
+
+def _table(path: str, columns: int) -> Calls:
+    return np.fromfile(path, dtype=np.int64).reshape(-1, columns)
+
+
+def workers(count: int, *, job_ms: float = 0.0) -> dict[int, dict[str, object]]:
+    """Return the orders of a closed loop: the first so many processes work."""
+    return {index: {"job_ms": job_ms} for index in range(count)}
+
+
+def crowd(
+    *, workers: int, producers: int, job_ms: float, rate_per_s: float, seeds: Sequence[int]
+) -> dict[int, dict[str, object]]:
+    """Return the orders of an open loop: producers with random arrivals, and workers that wait."""
+    orders: dict[int, dict[str, object]] = {
+        index: {"job_ms": job_ms, "fed": True} for index in range(workers)
+    }
+    for place in range(producers):
+        orders[workers + place] = {
+            "role": "producer",
+            "rate_per_s": rate_per_s / producers,
+            "seed": seeds[place],
+        }
+    return orders
