@@ -1,0 +1,139 @@
+"""Layer 2: blocks until the sequential test has an answer, and once more if it has none.
+
+The coin is drawn from the kernel's randomness and written down: with it every order and every seed
+of a run can be had again. A block that the rest of the machine disturbed is measured again, by a
+rule that is fixed beforehand and sees neither its times nor its labels, so the sign of `d` stays
+fair and the error rates stay bounded.
+
+**The retry.** Only a run that ended inconclusive is repeated, once, with a fresh coin and none of
+its blocks. A pass or a fail is final. Each run keeps its own bounds, so by the union bound a
+gate with its retry alarms falsely with at most twice the chance of one run (0.01), and passes a 10%
+slowdown with at most twice its chance (0.1); where sigma is at most 12%, fewer than one run in a
+hundred is inconclusive, so the bounds of one run move by less than a hundredth of themselves.
+"""
+
+import os
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from killproof_bench.gate import blocks, sequential
+from killproof_bench.gate.blocks import Disturbance, Load
+from killproof_bench.gate.checkout import Tree
+from killproof_bench.gate.result import Block, GateVerdict, Look, TimingRun
+
+#: A run is given up when more blocks than this, and than those that count, were disturbed.
+REDONE_FREE: Final = 10
+
+
+class Measure(Protocol):
+    """Runs the block at a position; the coin decides its order and its seeds."""
+
+    def __call__(self, coin: random.Random, position: int) -> tuple[Block, Disturbance, int]:
+        """Return the block, what disturbed it, and how many jobs were accounted for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a run is."""
+
+    blocks: int
+    redone: int
+    left: int  #: Blocks until the next look.
+
+
+def paired(folder: Path, base: Tree, head: Tree, load: Load) -> Measure:
+    """Return what measures a block of these two sides."""
+
+    def measure(coin: random.Random, position: int) -> tuple[Block, Disturbance, int]:
+        return blocks.run_block(folder, base, head, load, coin, position)
+
+    return measure
+
+
+def fresh_coin() -> str:
+    """Return a seed of the kernel's randomness, as it is written down."""
+    return os.urandom(16).hex()
+
+
+def run(
+    measure: Measure,
+    *,
+    coin: str,
+    blocks_max: int = sequential.LOOKS[-1],
+    deadline_ns: int | None = None,
+    tick: Callable[[Progress], None] = lambda _: None,
+) -> tuple[TimingRun, int]:
+    """Measure blocks until a look decides; return the run and how many jobs were accounted for.
+
+    Args:
+        measure: Runs one block.
+        coin: From `fresh_coin`.
+        blocks_max: Stop undecided after so many: fewer make the miss bound no worse, only more runs
+            inconclusive.
+        deadline_ns: Stop undecided at this moment of the monotonic clock; it knows no label.
+        tick: Told after each block.
+
+    Raises:
+        blocks.Incorrect: A side did what no queue may do.
+        blocks.ArmError: A worker failed.
+    """
+    draw = random.Random(coin)
+    kept: list[Block] = []
+    looks: list[Look] = []
+    redone = jobs = 0
+    verdict: GateVerdict = "inconclusive"
+    because = f"undecided after {blocks_max} blocks"
+    try:
+        while len(kept) < blocks_max and verdict == "inconclusive":
+            if deadline_ns is not None and time.monotonic_ns() > deadline_ns:
+                because = f"out of time after {len(kept)} blocks"
+                break
+            block, disturbance, accounted = measure(draw, len(kept))
+            jobs += accounted
+            if disturbance.is_too_much:
+                redone += 1
+                if redone > max(REDONE_FREE, len(kept)):
+                    because = f"other programs disturbed {redone} blocks of {redone + len(kept)}"
+                    break
+            else:
+                kept.append(block)
+                if look := sequential.look_at([each.d for each in kept]):
+                    looks.append(look)
+                    verdict = look.verdict
+            tick(Progress(blocks=len(kept), redone=redone, left=_left(len(kept), blocks_max)))
+    except KeyboardInterrupt:
+        because = f"interrupted after {len(kept)} blocks"
+    differences = [each.d for each in kept]
+    found = TimingRun(
+        coin=coin,
+        verdict=verdict,
+        ratio=sequential.ratio(differences),
+        sigma=sequential.sigma(differences).value,
+        looks=tuple(looks),
+        blocks=tuple(kept),
+        redone=redone,
+        because=sentence(looks[-1]) if verdict != "inconclusive" else because,
+    )
+    return found, jobs
+
+
+def sentence(look: Look) -> str:
+    """Say what a deciding look has shown."""
+    if look.verdict == "fail":
+        return (
+            f"slower by more than {sequential.MARGIN:.0%}: p = {look.p_slower:.2g} "
+            f"at {look.blocks} blocks, the level is {look.p_fail_at:g}"
+        )
+    return (
+        f"not slower by {sequential.SLOWDOWN:.0%}: p = {look.p_not_slower:.2g} "
+        f"at {look.blocks} blocks, the level is {look.p_pass_at:g}"
+    )
+
+
+def _left(done: int, blocks_max: int) -> int:
+    ahead = [look for look in (*sequential.LOOKS, blocks_max) if done < look <= blocks_max]
+    return min(ahead) - done if ahead else 0
