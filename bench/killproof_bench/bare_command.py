@@ -24,10 +24,4 @@ def bare(
     from killproof_bench.scenarios import bare as scenario
 
     plan = scenario.Plan(repeats=repeats, seed=seed)
-
-    def measure(run: session.Run) -> None:
-        run.comparisons += scenario.run(
-            run.folder, plan, environment=run.environment, tick=run.tick
-        )
-
-    session.conduct([(plan.seconds, measure)], seed, directory, report, as_json)
+    session.conduct([session.bare(plan)], seed, directory, report, as_json)

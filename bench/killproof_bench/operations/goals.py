@@ -4,11 +4,22 @@ from collections.abc import Sequence
 from typing import Final
 
 from killproof_bench.operations.bare_arms import BARE, BARE_FULL, BARE_SYNC, CLAIM_ACK
+from killproof_bench.operations.enqueue_arms import KEYED, MANY
 from killproof_bench.operations.result import Comparison, Goal, Idle
 from killproof_bench.result import Figure, Verdict
 
 #: The share of the bare loop's rate that killproof keeps with one worker, by durability.
 BARE_SHARE: Final = {"power": 0.95, "process": 0.50}
+#: How many times the rate of the bare statements batches are put in.
+BATCH_TIMES: Final = {MANY: 1.5, KEYED: 0.8}
+#: How many times the rate of the plain reference 16 producers reach: the shared sync has less to
+#: give where a sync costs little.
+SINGLE_SLOW_DISK: Final = 2.0
+SINGLE_FAST_DISK: Final = 1.2
+#: Raw syncs per second that divide the two.
+SLOW_DISK: Final = 2_500
+#: Single enqueues of many processes: the operation's name.
+SINGLE: Final = "enqueue, 16 producers"
 
 
 def goals(comparisons: Sequence[Comparison], idle: Idle | None) -> tuple[Goal, ...]:
@@ -17,6 +28,15 @@ def goals(comparisons: Sequence[Comparison], idle: Idle | None) -> tuple[Goal, .
     for each in comparisons:
         if each.operation == CLAIM_ACK:
             found.append(_bare(each))
+        elif each.operation in BATCH_TIMES:
+            asked = BATCH_TIMES[each.operation]
+            for ratio in each.ratios:
+                what = f"{each.operation}, {each.durability}, of {ratio.against}"
+                found.append(_goal(what, ratio.value, asked, each))
+        elif each.operation == SINGLE:
+            asked = SINGLE_SLOW_DISK if min(each.raw) < SLOW_DISK else SINGLE_FAST_DISK
+            (ratio,) = each.ratios
+            found.append(_goal(f"{SINGLE}, of the {ratio.against}", ratio.value, asked, each))
     return tuple(found)
 
 

@@ -27,6 +27,8 @@ from killproof_bench.operations.result import (
     to_json,
 )
 from killproof_bench.operations.turns import ChildError
+from killproof_bench.scenarios import bare as bare_scenario
+from killproof_bench.scenarios import enqueue as enqueue_scenario
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -55,6 +57,28 @@ class Run:
 
 #: About how many seconds a part takes, and the part.
 Part = tuple[float, Callable[[Run], None]]
+
+
+def bare(plan: bare_scenario.Plan) -> Part:
+    """Return the part that compares one worker with the bare statements."""
+
+    def measure(run: Run) -> None:
+        run.comparisons += bare_scenario.run(
+            run.folder, plan, environment=run.environment, tick=run.tick
+        )
+
+    return plan.seconds, measure
+
+
+def enqueue(plan: enqueue_scenario.Plan) -> Part:
+    """Return the part that compares what puts jobs in with the bare statements."""
+
+    def measure(run: Run) -> None:
+        run.comparisons += enqueue_scenario.run(
+            run.folder, plan, environment=run.environment, tick=run.tick
+        )
+
+    return plan.seconds, measure
 
 
 def conduct(
