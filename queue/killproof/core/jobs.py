@@ -339,7 +339,45 @@ class Queue:
         leases = self._readable(taken)
         return leases[0] if leases else None
 
-    def _claim(self, tx: Transaction, limit: int, wanted: str | None) -> list["_Taken"]:
+    def ack_and_claim_many(
+        self,
+        leases: Sequence[Lease],
+        limit: int,
+        kinds: Iterable[str] | None = None,
+        *,
+        results: Sequence[object] = (),
+    ) -> list[Lease]:
+        """Finish several jobs and take the next several, all in one transaction.
+
+        It is for workers that keep jobs waiting (prefetch).  So one whose worker has died comes
+        alone: it may be the cause, and would take from those that wait with it an attempt each.
+
+        Args:
+            leases: as claimed; none is the same as `claim_many`, but for its look before.
+            limit: jobs to take at most.
+            kinds: only jobs of these kinds; None means any.
+            results: one for each lease; left out, none is kept.
+
+        Raises:
+            LeaseLost: one of them is not current: none was finished, and nothing claimed; definite.
+            ValueError: leases, limit or results are too many, or not as many; definite.
+            KillproofError: as for `ack` and `claim`.
+        """
+        model.check_count(len(leases), "number of leases", 0, BATCH_MAX)
+        model.check_count(limit, "limit", 1, BATCH_MAX)
+        wanted = _kinds_json(kinds)
+        texts = [model.encode_result(result) for result in results or [None] * len(leases)]
+        finished = list(zip(leases, texts, strict=True))
+        with self.database.write("ack") as tx:
+            for lease, text in finished:
+                self._ack(tx, lease, text)
+            taken = self._claim(tx, limit, wanted, suspects_alone=True)
+        self._full_last = bool(taken)
+        return self._readable(taken)
+
+    def _claim(
+        self, tx: Transaction, limit: int, wanted: str | None, *, suspects_alone: bool = False
+    ) -> list["_Taken"]:
         """Take up to so many jobs inside a write; their rows are decoded after the commit."""
         clock = self.host.clock
         now_ms, now_ns = clock.now_ms(), clock.monotonic_ns()
@@ -354,6 +392,8 @@ class Queue:
         statement = self.FIRST_OF_ALL if wanted is None else self.FIRST_OF_KINDS
         for _ in range(limit + SWEEP_ROWS_MAX):  # So many damaged rows are passed over at most.
             if len(taken) == limit or not (row := tx.row(statement, {"kinds": wanted})):
+                break
+            if suspects_alone and taken and (row[_CRASHES] or taken[-1].row[_CRASHES]):
                 break
             if row[_EXPIRES] is not None and cast(int, row[_EXPIRES]) <= now_ms:
                 self._move(tx, now_ms, self.EXPIRE, self.FIRST_EXPIRED)  # More than one batch.
@@ -507,6 +547,14 @@ class Queue:
     IS_CURRENT: Final = """
         SELECT 1 FROM job
          WHERE id = :id AND fence = :fence AND owner = :worker AND state = 'leased'"""
+
+    def is_current(self, lease: Lease) -> bool:
+        """Whether nobody has taken, cancelled or ended the job since; advisory, no lock taken.
+
+        Raises:
+            DatabaseBusy, StorageFailed: definite.
+        """
+        return bool(self.database.peek(self.IS_CURRENT, _fenced(lease)))
 
     @contextmanager
     def completing(self, lease: Lease, result: object = None) -> Iterator[Transaction]:
@@ -1203,5 +1251,6 @@ _COLUMNS: Final = (
     *("error_message", "result", "payload"),
 )
 _EXPIRES: Final = _COLUMNS.index("expires_ms")
+_CRASHES: Final = _COLUMNS.index("crashes")
 _NOT_IN_JOB: Final = ("lease_deadline_ns", "updated_ms")
 _ATTEMPT_FIELDS: Final = tuple(field.name for field in dataclasses.fields(Attempt))
