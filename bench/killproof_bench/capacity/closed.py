@@ -60,6 +60,7 @@ class Recording:
 
     looked: tuple[Looked, ...]
     written: Written
+    facts: dict[str, str]
     raw_rates: tuple[float, ...]  #: The disk's own syncs per second, before each block and after.
     correctness: Correctness
     jobs_seeded: int
@@ -173,11 +174,13 @@ def run(
                 looked.append(Looked(block=block, cell=cell, slice=part))
         except KeyboardInterrupt:
             interrupted = True
-        written = pool.finish()
+        written, facts = pool.written(), pool.facts
+        pool.finish()
     raw_rates.append(raw_syncs_per_second(folder))
     return Recording(
         looked=tuple(looked),
         written=written,
+        facts=facts,
         raw_rates=tuple(raw_rates),
         correctness=ledger.judge(seeded, written.accounts, stored(database)),
         jobs_seeded=seeded,

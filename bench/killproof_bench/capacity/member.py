@@ -7,7 +7,7 @@ does so for all of them; a run of fresh processes for each number would need a m
 around, which is longer than this kind of machine stays the same.
 
 One JSON line on standard input for each slice, an empty line for the end; one JSON line on standard
-output for each answer. The tables go to files at the end.
+output for each answer, after what was written down has been added to the files.
 """
 
 import dataclasses
@@ -23,17 +23,17 @@ from killproof_bench.load import Deadline, Loop, Spec
 from killproof_bench.recording import Recorder, Stopwatch
 
 _NANOSECONDS: Final = 1_000_000_000
-#: More than one process can make in the longest run; the memory is the kernel's until it is used.
-CALLS_MAX: Final = 4_000_000
+#: More than one process can make in the longest slice; the memory is the kernel's until it is used.
+CALLS_MAX: Final = 1_000_000
 
 
 def main(argument: str) -> None:
     """Run one process."""
     spec = Spec(**json.loads(argument))
+    jobs_file = f"{spec.calls_file}.jobs"
     stopwatch = Stopwatch()
-    recorder = Recorder(calls_max=CALLS_MAX, jobs_max=CALLS_MAX, stopwatch=stopwatch)
     deadline = Deadline()
-    arm = open_arm(spec.arm, spec.database, synchronous=spec.synchronous, told_of_pauses=recorder)
+    arm = open_arm(spec.arm, spec.database, synchronous=spec.synchronous)
     sync.hook = stopwatch
     with arm.queue as queue:
         _say(arm.connections.facts())
@@ -44,11 +44,13 @@ def main(argument: str) -> None:
             order = json.loads(line)
             deadline.ns = order["stop_ns"]
             asked = dataclasses.replace(spec, **order["changes"])
+            recorder = Recorder(calls_max=CALLS_MAX, jobs_max=CALLS_MAX, stopwatch=stopwatch)
             time.sleep(max(0, order["start_ns"] - time.perf_counter_ns()) / _NANOSECONDS)
             loop = Loop(queue, asked, recorder, deadline, start_ns=order["start_ns"])
-            _say(dataclasses.asdict(loop.run()))
-    with open(spec.calls_file, "wb") as calls, open(f"{spec.calls_file}.jobs", "wb") as served:
-        recorder.save(calls, served)
+            ended = loop.run()
+            with open(spec.calls_file, "ab") as calls, open(jobs_file, "ab") as served:
+                recorder.save(calls, served)
+            _say(dataclasses.asdict(ended))
 
 
 def _say(message: dict[str, Any]) -> None:

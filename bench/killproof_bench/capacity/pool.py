@@ -41,7 +41,6 @@ class Written:
     accounts: tuple[Account, ...]
     calls: tuple[Calls, ...]  #: Per process: rows of `recording.Call`.
     served: tuple[Calls, ...]  #: Per process: rows of `recording.Served`.
-    facts: dict[str, str]
 
 
 class Pool:
@@ -79,8 +78,9 @@ class Pool:
             )
             for spec in self._specs
         ]
-        self._facts: dict[str, str] = {}
-        self._ended: list[Ended | None] = [None] * count
+        #: Pragmas as the first process read them back.
+        self.facts: dict[str, str] = {}
+        self._names: list[str | None] = [None] * count
 
     def __enter__(self) -> Self:
         return self
@@ -101,9 +101,8 @@ class Pool:
             CrewError: One has ended.
         """
         for process in self._processes:
-            self._facts = {
-                name: str(value) for name, value in self._line(process, READY_SECONDS).items()
-            }
+            facts = self._line(process, READY_SECONDS)
+            self.facts = {name: str(value) for name, value in facts.items()}
 
     def slice(
         self,
@@ -139,8 +138,21 @@ class Pool:
         begin_ns = start_ns + round(warmup_seconds * 1e9)
         return Slice(begin_ns=begin_ns, end_ns=stop_ns, ended=tuple(ended))
 
-    def finish(self) -> Written:
-        """End all processes and read what they wrote down.
+    def written(self) -> Written:
+        """Read what the processes have written down so far; between two slices nobody writes."""
+        calls = tuple(_table(spec.calls_file, COLUMNS) for spec in self._specs)
+        served = tuple(_table(f"{spec.calls_file}.jobs", SERVED_COLUMNS) for spec in self._specs)
+        return Written(
+            accounts=tuple(
+                Account(worker=name, acked=jobs[:, Served.JOB].tolist(), error=None)
+                for name, jobs in zip(self._names, served, strict=True)
+            ),
+            calls=calls,
+            served=served,
+        )
+
+    def finish(self) -> None:
+        """End all processes.
 
         Raises:
             CrewError: One failed.
@@ -150,25 +162,10 @@ class Pool:
         for process in self._processes:
             if process.wait(END_SECONDS):
                 raise CrewError(f"a process ended with status {process.returncode}")
-        calls = tuple(_table(spec.calls_file, COLUMNS) for spec in self._specs)
-        served = tuple(_table(f"{spec.calls_file}.jobs", SERVED_COLUMNS) for spec in self._specs)
-        return Written(
-            accounts=tuple(
-                Account(
-                    worker=None if end is None else end.worker,
-                    acked=jobs[:, Served.JOB].tolist(),
-                    error=None,
-                )
-                for end, jobs in zip(self._ended, served, strict=True)
-            ),
-            calls=calls,
-            served=served,
-            facts=self._facts,
-        )
 
     def _answer(self, index: int) -> Ended:
         end = Ended(**self._line(self._processes[index], END_SECONDS))
-        self._ended[index] = end
+        self._names[index] = end.worker or self._names[index]
         if end.error is not None:
             raise CrewError(f"an error reached a worker: {end.error}")
         return end
@@ -194,7 +191,10 @@ class Pool:
 
 
 def _table(path: str, columns: int) -> Calls:
-    return np.fromfile(path, dtype=np.int64).reshape(-1, columns)
+    try:
+        return np.fromfile(path, dtype=np.int64).reshape(-1, columns)
+    except FileNotFoundError:  # It has had nothing to do yet.
+        return np.zeros((0, columns), dtype=np.int64)
 
 
 def workers(count: int, *, job_ms: float = 0.0) -> dict[int, dict[str, object]]:

@@ -70,13 +70,16 @@ class Model:
 
     kind: Literal["lock", "lock and processor"]
     because: str  #: Why this kind: the errors of both at the calibrated points.
-    lock_us: float  #: Demand of one job at the lock: hold and hand-over.
-    processor_us: float  #: Demand of one job at the processors, outside the lock.
+    lock_us: float  #: Demand of one closed-loop call at the lock: hold and hand-over.
+    processor_us: float  #: Processor time of such a call, in and outside the lock.
     cores: int
     delay_us: float  #: What a call does beside: sync, Python.
-    ceiling_per_s: float  #: 1 / lock demand, or cores / processor demand if that is less.
-    ceiling_by: Literal["lock", "processor"]
-    knee_workers: float  #: (Z + D) / D for the question's job time.
+    ceiling_per_s: float  #: Of the closed loop: 1 / lock demand.
+    knee_workers: float  #: (Z + D) / D of the closed loop, for the question's job time.
+    job_lock_us: float  #: Demand of a whole job: its enqueue, claim, ack and heartbeats.
+    job_ceiling_per_s: float  #: 1 / that: nothing on one file does more.
+    processors_per_s: float  #: Cores / processor time of a whole job: nor does this machine.
+    calibrated_workers: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,12 +113,13 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurvePoint:
-    """The predicted curve, for drawing."""
+    """The predicted curve of the closed loop, for drawing; one for each length of jobs measured."""
 
     workers: int
+    job_ms: float
     jobs_per_s: float  #: By the model.
     bound_per_s: float  #: The asymptotic bound: min(N / (Z + D), 1 / D).
-    usl_per_s: float | None
+    usl_per_s: float | None  #: For jobs without work, which the law was fitted to.
     p99_ms: float  #: Of the claim call, closed loop.
 
 
@@ -129,9 +133,9 @@ class Step:
     seconds: float
     workers: int
     claim_p50_ms: Figure
-    claim_p99_ms: Figure  #: From the intended moment of the call.
-    claim_call_p99_ms: Figure  #: From the moment at which the call began: hides who came too late.
-    time_to_claim_p99_ms: Figure
+    claim_p99_ms: Figure  #: Of the calls that claimed something, from begin to end.
+    time_to_claim_p99_ms: Figure  #: From the intended moment of the enqueue to the claim's end.
+    enqueue_p99_ms: Figure  #: Of the enqueue's call, from begin to end.
     backlog_slope_per_s: Figure  #: Jobs by which the backlog grows each second.
     predicted_claim_p99_ms: float | None
     predicted_time_to_claim_p99_ms: float | None
@@ -205,6 +209,8 @@ class CapacityResult:
     forecast: Forecast | None
     levers: tuple[Lever, ...]
     predicts_well: bool | None  #: Held-out points within the goals; `None` without any.
+    slices: int  #: Seconds measured in the closed loop.
+    slices_disturbed: int  #: Left out by rule: others used the processor meanwhile.
     raw_syncs_per_s: tuple[float, ...]  #: The disk's own rate, before, between and after.
     noise: Noise
     correctness: Correctness
