@@ -17,11 +17,10 @@ from typing import Final
 import numpy as np
 
 from killproof import Queue
-from killproof_bench import ledger
+from killproof_bench import ledger, machine
 from killproof_bench.capacity.pool import Pool, Slice, Written, workers
-from killproof_bench.capacity.simulation import Times
 from killproof_bench.crew import Calls
-from killproof_bench.machine import raw_syncs_per_second
+from killproof_bench.machine import Moment, raw_syncs_per_second
 from killproof_bench.recording import Call, Kind
 from killproof_bench.result import Correctness
 from killproof_bench.scenarios.claim import Durability, stored
@@ -33,6 +32,8 @@ SLICE_SECONDS: Final = 1.0
 WARMUP_SECONDS: Final = 0.2
 #: Orders, answers, and filling up between two blocks.
 OVERHEAD_SECONDS: Final = 0.12
+#: The kernel's own work for the disk is about a tenth; a compiler on one of two cores is a half.
+FOREIGN_MAX: Final = 0.25
 #: More than any queue on SQLite takes from one file.
 JOBS_PER_SECOND: Final = 12_000
 
@@ -52,6 +53,12 @@ class Looked:
     block: int
     cell: Cell
     slice: Slice
+    foreign: float  #: Share of all processor time that others used meanwhile, the hypervisor too.
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether others used so much of the processor that the slice says nothing."""
+        return self.foreign > FOREIGN_MAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,33 +73,32 @@ class Recording:
     jobs_seeded: int
     interrupted: bool
 
+    def seen(self, cell: Cell) -> list[Looked]:
+        """Return the slices of a cell that nobody disturbed."""
+        return [each for each in self.looked if each.cell == cell and not each.disturbed]
+
     def slices(self, cell: Cell) -> list[Calls]:
         """Return the calls of each slice of a cell: all processes, ended in the measured part."""
         return [
-            within(self.written, each.slice.begin_ns, each.slice.end_ns)
-            for each in self.looked
-            if each.cell == cell
+            within(self.written, each.slice.begin_ns, each.slice.end_ns) for each in self.seen(cell)
         ]
 
-    def rates(self, cell: Cell) -> Times:
-        """Return a cell's jobs/s, slice by slice."""
-        found = []
-        for each in self.looked:
-            if each.cell == cell:
-                rows = within(self.written, each.slice.begin_ns, each.slice.end_ns)
-                seconds = (each.slice.end_ns - each.slice.begin_ns) / 1e9
-                found.append(len(rows[rows[:, Call.KIND] == Kind.ACK_AND_CLAIM]) / seconds)
-        return np.array(found)
+    def counts(self, cell: Cell) -> Calls:
+        """Return how many calls ended in each slice of a cell."""
+        found = [
+            int(np.count_nonzero(rows[:, Call.KIND] == Kind.ACK_AND_CLAIM))
+            for rows in self.slices(cell)
+        ]
+        return np.array(found, dtype=np.int64)
 
     def cpu_us(self, cell: Cell) -> float:
         """Return the processor time of a job, over the whole slices, microseconds."""
         spent = jobs = 0
-        for each in self.looked:
-            if each.cell == cell:
-                spent += sum(end.user_ns + end.system_ns for end in each.slice.ended)
-                # The warm-up's jobs have cost their time too.
-                start = each.slice.begin_ns - round(WARMUP_SECONDS * 1e9)
-                jobs += len(within(self.written, start, each.slice.end_ns))
+        for each in self.seen(cell):
+            spent += sum(end.user_ns + end.system_ns for end in each.slice.ended)
+            # The warm-up's jobs have cost their time too.
+            start = each.slice.begin_ns - round(WARMUP_SECONDS * 1e9)
+            jobs += len(within(self.written, start, each.slice.end_ns))
         return spent / jobs / 1e3 if jobs else 0.0
 
 
@@ -104,6 +110,15 @@ def within(written: Written, begin_ns: int, end_ns: int) -> Calls:
         first, last = np.searchsorted(rows[:, Call.END], (begin_ns, end_ns))
         parts.append(rows[first:last])
     return np.concatenate(parts)
+
+
+def foreign_share(before: Moment, after: Moment, part: Slice) -> float:
+    """Return how much of all processor time neither the workers nor the supervisor used."""
+    own_ns = sum(end.user_ns + end.system_ns for end in part.ended)
+    own = own_ns / 1e9 + after.own_seconds - before.own_seconds
+    busy = after.busy_ticks - before.busy_ticks + after.steal_ticks - before.steal_ticks
+    foreign = busy - own * os.sysconf("SC_CLK_TCK")
+    return max(0.0, foreign) / max(1, after.all_ticks - before.all_ticks)
 
 
 def order(cells: Sequence[Cell], blocks: int, seed: int) -> Iterator[tuple[int, Cell]]:
@@ -150,7 +165,7 @@ def run(
     seeded = 0
     interrupted = False
     each = SLICE_SECONDS + WARMUP_SECONDS + OVERHEAD_SECONDS
-    with Pool(database, most, synchronous=_synchronous(durability), seed=seed) as pool:
+    with Pool(database, most, synchronous=synchronous(durability), seed=seed) as pool:
         try:
             pool.wait_until_ready()
             for block, cell in order(cells, blocks, seed):
@@ -165,13 +180,15 @@ def run(
                 def told(cell: Cell = cell, place: int = place) -> None:
                     tick(f"{cell.workers} workers, {cell.job_ms:g} ms jobs", place * each)
 
+                before = machine.now()
                 part = pool.slice(
                     workers(cell.workers, job_ms=cell.job_ms),
                     warmup_seconds=WARMUP_SECONDS,
                     seconds=SLICE_SECONDS,
                     tick=told,
                 )
-                looked.append(Looked(block=block, cell=cell, slice=part))
+                foreign = foreign_share(before, machine.now(), part)
+                looked.append(Looked(block=block, cell=cell, slice=part, foreign=foreign))
         except KeyboardInterrupt:
             interrupted = True
         written, facts = pool.written(), pool.facts
@@ -196,5 +213,6 @@ def _available(database: Path) -> int:
         return int(count)
 
 
-def _synchronous(durability: Durability) -> str:
+def synchronous(durability: Durability) -> str:
+    """Return what a plain program sets for the same durability."""
     return "FULL" if durability == "power" else "NORMAL"

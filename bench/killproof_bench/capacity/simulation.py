@@ -46,11 +46,17 @@ class Played:
     """What came out."""
 
     jobs_per_s: float
-    call_p50_ms: float
-    call_p99_ms: float
-    waited_p50_ms: float  #: From the intended enqueue to the end of the claim; 0 in a closed loop.
-    waited_p99_ms: float
+    calls_ms: Times  #: Of every claim call, in the order of their ends.
+    waits_ms: Times  #: From the intended enqueue to the end of the claim; empty in a closed loop.
     stable: bool  #: The backlog does not grow: the last third waits no more than double the middle.
+
+    def call(self, permille: int) -> float:
+        """Return a quantile of the claim call, milliseconds."""
+        return float(np.percentile(self.calls_ms, permille / 10))
+
+    def waited(self, permille: int) -> float:
+        """Return a quantile of the time to claim, milliseconds."""
+        return float(np.percentile(self.waits_ms, permille / 10))
 
 
 class _Draw:
@@ -169,7 +175,7 @@ def closed(service: Service, *, workers: int, job_ms: float, jobs: int, seed: in
         lock.at(float(coin.random()) * spread, work)
     lock.run(lambda: len(calls) >= jobs)
     begins, ends = np.array(calls[round(WARMUP * len(calls)) :]).T
-    return _played(ends, ends - begins, np.zeros(1), np.zeros(3))
+    return _played(ends, ends - begins, np.zeros(0))
 
 
 def opened(
@@ -215,8 +221,7 @@ def opened(
         played.produce(iter(np.cumsum(gaps).tolist()))
     played.lock.run(lambda: len(played.claims) >= jobs)
     intended, begins, ends = np.array(played.claims[round(WARMUP * len(played.claims)) :]).T
-    waits = ends - intended
-    return _played(ends, ends - begins, waits, waits)
+    return _played(ends, ends - begins, ends - intended)
 
 
 class _Open:
@@ -293,16 +298,13 @@ class _Open:
         self.lock.arrive(_Call(kind, begin, released, ended))
 
 
-def _played(ends: Times, latencies: Times, waits: Times, trend: Times) -> Played:
-    call_p50, call_p99 = np.percentile(latencies, (50, 99)) / 1_000
-    waited_p50, waited_p99 = np.percentile(waits, (50, 99)) / 1_000
-    thirds = [float(np.median(part)) for part in np.array_split(trend, 3)]
+def _played(ends: Times, latencies: Times, waits: Times) -> Played:
+    thirds = [float(np.median(part)) for part in np.array_split(waits, 3) if len(part)]
     spent = float(ends.max() - ends.min()) / 1e6
     return Played(
         jobs_per_s=(len(ends) - 1) / spent if spent else 0.0,
-        call_p50_ms=float(call_p50),
-        call_p99_ms=float(call_p99),
-        waited_p50_ms=float(waited_p50),
-        waited_p99_ms=float(waited_p99),
-        stable=thirds[2] <= 2 * thirds[1] + 1_000,
+        calls_ms=latencies / 1_000,
+        waits_ms=waits / 1_000,
+        # A millisecond more is no trend where the waits themselves are shorter.
+        stable=not thirds or thirds[2] <= 2 * thirds[1] + 1_000,
     )
