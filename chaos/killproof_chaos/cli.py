@@ -252,7 +252,8 @@ def _plan(options: Options) -> Plan:
 
     target = targets.load(options.target)
     given = workload.read_jobs(Path(options.jobs)) if options.jobs is not None else []
-    return plan.make(options, coverage.aims(target, options), given, mixes.of(target, options))
+    aims, asked = coverage.aims(target, options), mixes.of(target, options)
+    return plan.make(options, aims, given, asked, target.contract)
 
 
 def _perform(planned: Plan, store: Path | None, ending: Ending) -> None:

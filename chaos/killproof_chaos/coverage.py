@@ -13,7 +13,7 @@ from typing import Any, Final
 from killproof_chaos import mix
 from killproof_chaos.engines.roles import REPEATS
 from killproof_chaos.phases import PHASES
-from killproof_chaos.plan import IO_ERRORS, IO_FILES, Options
+from killproof_chaos.plan import IO_ERRORS, IO_FILES, LOCK_MS, Options
 from killproof_evidence.store import Store
 from killproof_evidence.target import Target
 from killproof_evidence.wall_clock import Step, WallClock
@@ -170,15 +170,32 @@ def failure(call: str, error: str) -> str:
 def _can_show(target: Target, sentence: str) -> bool:
     """Say whether the target has what the sentence is about, and evidence for it."""
     points: frozenset[str] = getattr(target, "sync_points", frozenset())
+    # A worker that announces nothing but its handler, or is in another language, keeps no history.
+    has_history = any(not point.startswith("handler.") for point in points)
     if sentence == RELEASED:
         return any(point.startswith("release.") for point in points)
     if sentence in {REFUSED, WAITED, SPARED, STOPPED, DOUBTED}:
-        return bool(points)  # A worker in another language keeps no history.
-    if sentence in {EXPIRED, REDELIVERED, DEAD, *AT_STEPS}:
+        return has_history
+    if sentence == EXPIRED:
+        return has_history and target.audit is not None
+    if sentence == REDELIVERED:
+        # One that takes a job out for good at its claim never delivers it again.
+        return target.audit is not None and _redelivers(target)
+    if sentence == CRASHED:
+        return bool(points)  # Elsewhere a handler may be a process of its own.
+    if sentence in {DEAD, *AT_STEPS}:
         return target.audit is not None
-    if sentence in {OUTLASTED, RECOVERED}:
+    if sentence == OUTLASTED:
+        is_short = target.contract.parameters.get("lease_ms", 0) < min(LOCK_MS)
+        return is_short and hasattr(target, "database")
+    if sentence == RECOVERED:
         return hasattr(target, "database")  # It says which file is the database.
     return True
+
+
+def _redelivers(target: Target) -> bool:
+    """Say whether the queue promises to end each job, also one that a dead worker had in hand."""
+    return bool(target.contract.promised("P17"))
 
 
 def hit(store: Store, options: Options, run: Mapping[str, Any]) -> list[str]:
@@ -319,6 +336,26 @@ def _spared(facts: _Facts) -> bool:
     """Some worker was killed in a handler while another had nothing to do."""
     return any(
         fault["idle_peers"] and fault["phase"].startswith("handler.") for fault in facts.of("kill")
+    )
+
+
+def _started_again(facts: _Facts) -> bool:
+    """Some handler's process was killed in it, and the job's handler was started once more."""
+    died = {fault["pid"]: fault["t"] for fault in facts.of("kill")}
+    began: dict[tuple[str, Any], int] = {}
+    for record in facts.effects:
+        who = str(record["job"]), record.get("pid")
+        if who[1] not in died:
+            continue
+        if record["what"] == "start":
+            began[who] = died[who[1]]
+        elif record["what"] == "end":
+            began.pop(who, None)
+    cut = {job: t for (job, _), t in began.items()}
+    return any(
+        record["what"] == "start" and record["t"] > cut[str(record["job"])]
+        for record in facts.effects
+        if str(record["job"]) in cut
     )
 
 
@@ -470,7 +507,7 @@ def _killed_at_limit(facts: _Facts) -> bool:
 
 
 SHOWN: Final[tuple[tuple[str, Callable[[_Facts], bool]], ...]] = (
-    (REDELIVERED, lambda f: f.taken_back("kill")),
+    (REDELIVERED, lambda f: f.taken_back("kill") or _started_again(f)),
     (SPARED, _spared),
     (RECOVERED, lambda f: any(x["wal_bytes"] > 0 for x in f.of("kill-all"))),
     (EXPIRED, lambda f: f.taken_back("pause")),

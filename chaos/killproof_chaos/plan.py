@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from killproof_chaos import workload
+from killproof_evidence.contract import Contract
 
 NEMESES: Final = ("kill", "pause", "term", "handler", "lock", "clock", "io")
 #: Those of a run that asks for none: the others need a C compiler (docs/decisions.md 17).
@@ -248,6 +249,7 @@ def make(
     phases: Sequence[str],
     jobs: Sequence[dict[str, Any]] = (),
     capabilities: Sequence[str] = (),
+    contract: Contract | None = None,
 ) -> Plan:
     """Expand the options into a plan.
 
@@ -256,6 +258,7 @@ def make(
         phases: the sync points that the target has; each is aimed at once for each nemesis.
         jobs: the user's jobs; empty: made up from the seed.
         capabilities: what is asked of the queue besides jobs.
+        contract: of the queue; it is asked for nothing that the contract says it has not.
     """
     source = random.Random(f"faults {options.seed}")
     faults: list[Fault] = []
@@ -285,6 +288,7 @@ def make(
             delays="clock" in options.nemeses,
             jobs=jobs,
             capabilities=capabilities,
+            fit=workload.fitting(contract or Contract(promises={"P6": "transaction"})),
         ),
         capabilities=tuple(capabilities),
         faults=sorted(faults, key=lambda fault: fault.at_ms),

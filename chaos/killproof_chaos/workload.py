@@ -11,10 +11,12 @@ ids and keys, for as long as the run needs jobs.
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
+
+from killproof_evidence.contract import Contract
 
 #: Enough to keep some worker busy and some idle: recovery is measured with idle peers.
 JOBS_PER_SECOND: Final = 70
@@ -76,6 +78,8 @@ DELAYED_EVERY: Final = 5
 DELAY_MS: Final = (800, 1_150)
 #: In place of a length: the payload is the user's.
 USERS_BODY: Final = -1
+#: What an enqueue may be asked for besides its payload.
+OPTIONS_ALL: Final = ("priority", "delay", "key", "max_attempts")
 #: UTF-8 of one to four bytes, so that a payload's length in characters is not its length in bytes.
 LETTERS: Final = "abcdefghijklmnopqrstuvwxyz äöüßéñçø 日本語中文한국 Ωλжщ 🙂🚀"
 
@@ -203,6 +207,7 @@ def make(
     delays: bool = False,
     jobs: Sequence[dict[str, Any]] = (),
     capabilities: Sequence[str] = (),
+    fit: Callable[[Job], Job] = lambda job: job,
 ) -> list[list[Operation]]:
     """Return the operations of each producer, and those of a maintenance process if there are any.
 
@@ -214,6 +219,7 @@ def make(
         delays: whether at every moment some job shall wait for its time, also on a slow machine.
         jobs: the user's jobs as `read_jobs` returns them; empty: made up.
         capabilities: what else is asked of the queue, of CAPABILITIES.
+        fit: takes from each job what the queue has not; what follows on the job depends on it.
     """
     source = random.Random(f"workload {seed}")
     lists: list[list[Operation]] = [[] for _ in range(producers)]
@@ -228,21 +234,55 @@ def make(
             job = replace(job, script=script, sink=sink, priority=0, delay_ms=0, max_attempts=5)
         elif delays and number % DELAYED_EVERY == 0 and not jobs:
             job = replace(job, delay_ms=source.randrange(*DELAY_MS), snooze=False)
+        job = fit(job)
         operations = lists[number % producers]
         operations.append(Operation(f="enqueue", at_ms=at_ms, job=job))
         if number % REAP_EVERY == 0:
             operations.append(Operation(f="reap", at_ms=at_ms))
         operations.extend(_follow(job, at_ms, source))
         if "workflow" in capabilities:
-            operations.extend(_workflows(number, at_ms, trouble, seed))
+            for operation in _workflows(number, at_ms, trouble, seed):
+                one, steps = operation.job, tuple(map(fit, operation.steps))
+                operations.append(replace(operation, job=one and fit(one), steps=steps))
         if "spill" in capabilities and number % SPILL_EVERY == 2:
-            operations.append(Operation(f="enqueue", at_ms=at_ms, job=_spilled(number, seed)))
+            operations.append(Operation(f="enqueue", at_ms=at_ms, job=fit(_spilled(number, seed))))
         if "limits" in capabilities and number % CLUMP_EVERY == CLUMP_JOBS:
             operations.extend(_clump(number, at_ms))
     for operations in lists:
         operations.sort(key=lambda operation: operation.at_ms)
     maintenance = _maintenance(seconds, capabilities)
     return [*lists, maintenance] if maintenance else lists
+
+
+def options_of(contract: Contract) -> frozenset[str]:
+    """Return the options that an enqueue of the queue has; a contract without a list: all."""
+    return frozenset(contract.parameters.get("options", OPTIONS_ALL)) | {"spill"}
+
+
+def fitting(contract: Contract) -> Callable[[Job], Job]:
+    """Return what takes from a job all that the queue has not, so that it is not judged on that.
+
+    A contract whose parameters list the `options` of an enqueue is asked for no others. A row in
+    the transaction of the ack is made only where that is promised; elsewhere the effect is a line
+    of the log.
+    """
+    has = options_of(contract)
+    other: dict[str, Any] = {}
+    for option, field, default in (
+        ("priority", "priority", 5),
+        ("delay", "delay_ms", 0),
+        ("key", "key", None),
+        ("max_attempts", "max_attempts", contract.parameters.get("max_attempts", 5)),
+    ):
+        if option not in has:
+            other[field] = default
+    has_rows = contract.promised("P6") == "transaction"
+
+    def fit(job: Job) -> Job:
+        sink = job.sink if has_rows or job.sink != "table" else "log"
+        return replace(job, sink=sink, **other)
+
+    return fit
 
 
 def _workflows(number: int, at_ms: int, trouble: bool, seed: int) -> list[Operation]:

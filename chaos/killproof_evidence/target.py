@@ -99,7 +99,7 @@ class AuditMapping:
     table: str
     id: str
     state: str
-    states: Mapping[str, str] = field(default_factory=dict)  #: the table's word -> contract's word
+    states: Mapping[Any, str] = field(default_factory=dict)  #: the table's word -> contract's word
     fence: str | None = None
     attempts: str | None = None  #: starts counted so far, forgiven ones included
     forgiven: str | None = None
@@ -237,7 +237,10 @@ def level(target: Target) -> int:
 
 
 def load_target(name: str, builtin: Mapping[str, Callable[[], Target]]) -> Target:
-    """Find a target: a built-in name, `package.module:attribute`, or `path.py` (its `target`).
+    """Find a target: a built-in name, `package.module:attribute`, `path.py` or `path.toml`.
+
+    Of `path.py` it is the attribute `target`; `path.toml` describes a queue behind a command line
+    (`killproof_evidence.command`).
 
     Args:
         name: as the user typed it.
@@ -250,12 +253,16 @@ def load_target(name: str, builtin: Mapping[str, Callable[[], Target]]) -> Targe
         return builtin[name]()
     if name.endswith(".py"):
         found = _from_file(Path(name))
+    elif name.endswith(".toml"):
+        from killproof_evidence.command import CommandTarget  # It stands on this module.
+
+        found = CommandTarget(Path(name))
     elif ":" in name:
         found = _from_module(name)
     else:
         raise TargetNotFound(
             f"target {name!r} is unknown: use {_choices(name, builtin)}, "
-            "package.module:attribute or path.py"
+            "package.module:attribute, path.py or path.toml"
         )
     if isinstance(found, type):
         found = found()

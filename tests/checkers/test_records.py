@@ -487,7 +487,7 @@ def test_of_many_targets_those_are_named_that_are_most_like_the_wrong_one() -> N
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nope", "target 'nope' is unknown: use a, b, package.module:attribute or path.py"),
+        ("nope", "'nope' is unknown: use a, b, package.module:attribute, path.py or path.toml"),
         ("nope.py", "target file 'nope.py' does not exist"),
         ("json:nope", "target 'json:nope' cannot be loaded"),
         ("json:dumps", "target 'json:dumps' lacks name, broken"),

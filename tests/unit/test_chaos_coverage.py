@@ -471,3 +471,47 @@ def make_store(
         text = "".join(json.dumps(record) + "\n" for record in records or ())
         path.write_text(text, encoding="utf-8")
     return store
+
+
+class _HandlersOnly:
+    """A target whose workers are processes of somebody else's: only its handler speaks."""
+
+    name, broken = "handlers-only", False
+    sync_points = frozenset({"handler.start", "handler.end"})
+    contract = Contract(promises={"P17": True}, parameters={"lease_ms": 5_000})
+    audit = object()
+    database = "queue.db"
+
+
+def test_a_queue_without_a_history_owes_nothing_that_only_a_history_shows() -> None:
+    target: Any = _HandlersOnly()
+    owed = set(coverage.obliged(target, Options()))
+
+    assert {"kill@handler.start", "pause@handler.end", coverage.REDELIVERED} <= owed
+    assert coverage.CRASHED in owed  # Its handler is in its worker's process.
+    assert not owed & {coverage.REFUSED, coverage.SPARED, coverage.EXPIRED, coverage.STOPPED}
+    assert coverage.OUTLASTED not in owed  # No foreign lock is that long.
+    target.contract = Contract(parameters={"lease_ms": 5_000})
+    assert coverage.REDELIVERED not in coverage.obliged(target, Options())
+
+
+def test_a_handler_that_begins_after_the_kill_of_its_first_is_a_job_delivered_again(
+    tmp_path: Path,
+) -> None:
+    def hit(*effects: dict[str, Any]) -> bool:
+        store = Store.create(tmp_path / str(len(list(tmp_path.iterdir()))))
+        store.write_contract(Contract())
+        fault = {"t": 50, "fault": "kill", "pid": 1, "phase": "handler.effect", "hit": True}
+        fault |= {"idle_peers": 0}
+        store.nemesis.write_text(json.dumps(fault) + "\n")
+        lines = "".join(json.dumps(record) + "\n" for record in effects)
+        (store.effects / "1.jsonl").write_text(lines)
+        return coverage.REDELIVERED in coverage.hit(store, Options(), WHOLE)
+
+    def said(t: int, pid: int, what: str) -> dict[str, Any]:
+        return {"t": t, "pid": pid, "job": "j1", "attempt": 1, "what": what}
+
+    assert hit(said(40, 1, "start"), said(90, 2, "start"))
+    assert not hit(said(40, 1, "start"), said(45, 1, "end"), said(90, 2, "start"))
+    assert not hit(said(40, 3, "start"), said(90, 2, "start"))
+    assert not hit(said(40, 1, "start"), said(45, 2, "start"))

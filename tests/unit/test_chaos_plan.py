@@ -11,7 +11,8 @@ import pytest
 
 from killproof_chaos import plan, workload
 from killproof_chaos.plan import Fault, Options, Plan, PlanInvalid
-from killproof_chaos.workload import JobsInvalid
+from killproof_chaos.workload import JobsInvalid, options_of
+from killproof_evidence.contract import Contract
 
 PHASES = ("claim.locked", "handler.start", "ack.written")
 
@@ -339,3 +340,25 @@ def test_a_run_of_jobs_alone_has_its_word_in_command_and_token() -> None:
     assert Options.of_token(options.token()) == options
     with pytest.raises(PlanInvalid):
         Options.of_token(Options(mix="half").token())
+
+
+def test_a_queue_is_asked_for_no_option_that_its_contract_does_not_list() -> None:
+    contract = Contract(parameters={"options": ["delay"], "max_attempts": 9})
+    made = plan.make(Options(seed=3, seconds=4.0), PHASES, contract=contract)
+    enqueues = [op.job for each in made.operations for op in each if op.job is not None]
+
+    assert {(job.priority, job.key, job.max_attempts) for job in enqueues} == {(5, None, 9)}
+    assert any(job.delay_ms for job in enqueues)
+    # Without its key a job that is put in again would be a second one of the same name.
+    assert len({job.id for job in enqueues}) == len(enqueues)
+    assert options_of(contract) == {"delay", "spill"}
+    assert options_of(Contract()) >= {"delay", "key", "priority", "max_attempts"}
+
+
+def test_an_effect_is_a_row_of_the_queue_only_where_its_transaction_is_promised() -> None:
+    def sinks(contract: Contract) -> set[str]:
+        made = plan.make(Options(seed=3, seconds=4.0), PHASES, contract=contract)
+        return {op.job.sink for each in made.operations for op in each if op.job is not None}
+
+    assert sinks(Contract(promises={"P6": "transaction"})) == {"log", "table", "http"}
+    assert sinks(Contract(promises={"P6": True})) == {"log", "http"}

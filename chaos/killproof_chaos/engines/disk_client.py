@@ -22,7 +22,7 @@ from killproof_chaos.engines import roles
 from killproof_chaos.engines.finish import EFFECT_TABLE
 from killproof_chaos.recording import Recorder, open_recorder, process_name
 from killproof_chaos.shim.notes import Shim
-from killproof_chaos.workload import Job, Operation
+from killproof_chaos.workload import Job, Operation, options_of
 from killproof_evidence.evidence import payload_digest
 from killproof_evidence.store import Store
 from killproof_evidence.target import Client, Target
@@ -51,7 +51,14 @@ LOCK_SECONDS: Final = 1.0
 
 
 def operations(
-    seed: int, players: int, jobs: int, *, cancels: bool, replays: bool, tables: bool
+    seed: int,
+    players: int,
+    jobs: int,
+    *,
+    cancels: bool,
+    replays: bool,
+    tables: bool,
+    fit: Callable[[Job], Job] = lambda job: job,
 ) -> list[list[Operation]]:
     """Return what each player does, the same for the same seed.
 
@@ -66,12 +73,13 @@ def operations(
         cancels: whether the target can cancel.
         replays: whether it can replay.
         tables: whether effects can be rows of a table in the transaction of the ack.
+        fit: takes from each job what the queue has not.
     """
     source = random.Random(f"disk {seed}")
     lists: list[list[Operation]] = [[] for _ in range(players)]
     for number in range(jobs):
         mine = lists[number % players]
-        job = _job(source, number, jobs, tables=tables)
+        job = fit(_job(source, number, jobs, tables=tables))
         enqueue = Operation(f="enqueue", at_ms=0, job=job)
         if job.key is not None:
             lists[(number + 1) % players].append(enqueue)
@@ -163,6 +171,7 @@ def play(target: Target, place: Path, store: Store, name: str) -> None:
     mine = [_operation(found) for found in json.loads(text)]
     recorder = open_recorder(process_name())
     ids, _ = roles.known_ids(store, name)
+    known = options_of(target.contract)
     with closing(target.client(place)) as client:
         hook.ready()
         while hook.is_held() and not stopped.wait(roles.HOLD_SECONDS):
@@ -175,7 +184,7 @@ def play(target: Target, place: Path, store: Store, name: str) -> None:
             if operation.f == "replay":
                 _replay(client, recorder, ids.get(str(operation.of)), stopped)
             else:
-                roles.perform(client, recorder, operation, ids)
+                roles.perform(client, recorder, operation, ids, known)
     recorder.close()
 
 

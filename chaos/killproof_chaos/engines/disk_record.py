@@ -29,7 +29,7 @@ from killproof_chaos.shim.calls import File, Kind
 from killproof_chaos.shim.control import Control
 from killproof_chaos.shim.environment import preload_environment
 from killproof_chaos.shim.log import Begin, Blind, End, Note, Record, Torn, read_log
-from killproof_chaos.workload import Operation
+from killproof_chaos.workload import Operation, fitting
 from killproof_evidence.store import Store, StoreError, write_json
 from killproof_evidence.target import Target
 
@@ -117,6 +117,7 @@ def record(name: str, target: Target, store: Store, *, seed: int, jobs: int) -> 
         cancels=bool(target.contract.promised("P15")),
         replays=bool(target.contract.promised("P13")),
         tables=target.contract.promised("P6") == "transaction",
+        fit=fitting(target.contract),
     )  # fmt: skip
     shared = store.path / "control"
     with (

@@ -288,6 +288,7 @@ class Engine:
         patience = max(DRAIN_SECONDS_MIN, self._options.seconds)
         deadline = time.monotonic() + patience
         latest = deadline + patience * (STRETCH - 1)
+        told = {str(k): word for k, word in mapping.states.items()}  # JSON knows no other keys.
         seen, stable, fewest, reason = 0, 0, 1 << 62, "nothing was counted"
         counts: dict[str, int] = {}
         while time.monotonic() < deadline:
@@ -296,7 +297,7 @@ class Engine:
             if look is None or look["number"] == seen:
                 continue
             seen = look["number"]
-            words = {mapping.states.get(k, k): v for k, v in look["counts"].items()}
+            words = {told.get(k, k): v for k, v in look["counts"].items()}
             stable = stable + 1 if words == counts else 0
             self._counts = counts = words
             live = sum(n for state, n in counts.items() if state not in TERMINAL)

@@ -11,7 +11,7 @@ import signal
 import sqlite3
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from contextlib import closing, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any, Final
 from killproof_chaos import hook
 from killproof_chaos.plan import Plan
 from killproof_chaos.recording import Recorder, open_recorder, process_name
-from killproof_chaos.workload import WAITING_MS, Job, Operation
+from killproof_chaos.workload import WAITING_MS, Job, Operation, options_of
 from killproof_evidence.evidence import payload_digest
 from killproof_evidence.records import RecordWriter
 from killproof_evidence.store import Store
@@ -77,6 +77,7 @@ def produce(target: Target, place: Path, store: Store, name: str, start_ns: int)
     stopped = stop_on_sigterm()
     plan = Plan.read(store.plan)
     operations = plan.operations[plan.producers.index(name)]
+    known = options_of(target.contract)
     recorder = open_recorder(process_name())
     ids, asked_ns = known_ids(store, name)
     client = target.client(place)
@@ -96,7 +97,7 @@ def produce(target: Target, place: Path, store: Store, name: str, start_ns: int)
         hook.set_progress(number + 1)
         if _comes_too_late(operation, asked_ns):
             continue
-        perform(client, recorder, operation, ids)
+        perform(client, recorder, operation, ids, known)
     client.close()
     recorder.close()
 
@@ -137,12 +138,27 @@ def known_ids(store: Store, name: str) -> tuple[dict[str, str], dict[str, int]]:
     return ids, asked_ns
 
 
-def perform(client: Client, recorder: Recorder, operation: Operation, ids: dict[str, str]) -> None:
-    """Do one operation; what the queue answers is in the history, whatever it is."""
+def perform(
+    client: Client,
+    recorder: Recorder,
+    operation: Operation,
+    ids: dict[str, str],
+    known: Container[str],
+) -> None:
+    """Do one operation; what the queue answers is in the history, whatever it is.
+
+    Args:
+        client: of the queue.
+        recorder: of this process.
+        operation: to be done.
+        ids: the queue's ids by the harness's; an enqueue adds its own.
+        known: the options that the queue's enqueue has.
+    """
     job = operation.job
     try:
         if job is not None:
-            payload, options = job.payload(), job.options()
+            payload = job.payload()
+            options = {name: v for name, v in job.options().items() if name in known}
             found = recorder.call(
                 "enqueue",
                 lambda: client.enqueue(job.kind, payload, **options),

@@ -1,0 +1,162 @@
+"""A queue behind a command line: argv, JSON lines, and what becomes of both when somebody dies."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from killproof_evidence import command
+from killproof_evidence.command import CommandClient, CommandFailed, CommandTarget
+from killproof_evidence.target import (
+    Definite,
+    Indefinite,
+    JobRow,
+    TargetNotFound,
+    level,
+    load_target,
+)
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+DEADLINE_SECONDS = 60.0
+LEAST = '[commands]\nclient = "c"\nworker = "w"\nsnapshot = "s"\n'
+
+
+def wait_until(done: Callable[[], bool]) -> None:
+    """Wait for something that can be seen."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not done():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.02)
+
+
+def client_of(script: str) -> CommandClient:
+    """A client in Python, which stands for one in any language."""
+    return CommandClient([sys.executable, "-c", script])
+
+
+def test_a_queue_in_shell_is_a_target_by_its_file_alone(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KILLPROOF_EFFECTS", str(place))
+    scripts = Path(sys.executable).parent
+    monkeypatch.setenv("PATH", f"{scripts}{os.pathsep}{os.environ['PATH']}")
+    target = load_target(str(EXAMPLES / "shell_queue" / "target.toml"), {})
+    assert (target.name, level(target)) == ("shell-queue", 1)
+
+    target.prepare(place)
+    with closing(target.client(place)) as client:
+        quoted = {"id": "it's", "script": ["raise", "ok"], "body": 'a "b" ü\n'}
+        first = client.enqueue("report", quoted, priority=5, max_attempts=5)
+        with pytest.raises(Definite, match="no keys"):
+            client.enqueue("report", {"id": "k"}, key="once")
+        with pytest.raises(Definite):
+            client.cancel(first)
+    rows = list(target.snapshot(place))
+    assert rows == [
+        JobRow(id=first, kind="report", state="available", attempts=0, payload=quoted,
+               priority=5, max_attempts=5, fence=0, due_ms=rows[0].due_ms)
+    ]  # fmt: skip
+
+    worker = subprocess.Popen(target.worker_argv(place))
+    try:
+        wait_until(lambda: next(iter(target.snapshot(place))).state == "succeeded")
+    finally:
+        worker.send_signal(signal.SIGTERM)
+        worker.wait(DEADLINE_SECONDS)
+    assert next(iter(target.snapshot(place))).attempts == 2
+
+
+def test_an_answer_says_done_not_done_or_unknown() -> None:
+    answers = [{"ok": 7}, {"fail": "full"}, {"info": "at the commit"}, {"else": 1}]
+    script = f"import json\nfor a in {answers}: input(); print(json.dumps(a), flush=True)"
+    with closing(client_of(script)) as client:
+        assert client.enqueue("report", {"id": "a"}) == 7
+        with pytest.raises(Definite, match="full"):
+            client.enqueue("report", {"id": "b"})
+        with pytest.raises(Indefinite, match="at the commit"):
+            client.enqueue("report", {"id": "c"})
+        with pytest.raises(Indefinite, match="an answer that is none"):
+            client.enqueue("report", {"id": "d"})
+
+
+def test_a_client_that_ends_before_its_answer_leaves_the_outcome_unknown() -> None:
+    with closing(client_of("input()")) as client, pytest.raises(Indefinite, match="did not answer"):
+        client.enqueue("report", {"id": "a"})
+
+
+def test_the_kernel_kills_a_client_with_the_process_that_uses_it(place: Path) -> None:
+    told = place / "pid"
+    child = f"import os, time; open({str(told)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    script = (
+        "import sys, time\n"
+        "from killproof_evidence.command import CommandClient\n"
+        f"CommandClient([sys.executable, '-c', {child!r}])\n"
+        "time.sleep(600)\n"
+    )
+    user = subprocess.Popen([sys.executable, "-c", script])
+    try:
+        wait_until(lambda: told.exists() and bool(told.read_text()))
+    finally:
+        user.kill()
+        user.wait()
+
+    pid = int(told.read_text())
+    wait_until(lambda: not _lives(pid))
+
+
+def _lives(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "lacks client, worker, snapshot"),
+        ("[commands]\nrun = 'x'\n", "command 'run' is unknown: use prepare, client"),
+        (LEAST + "[promises]\nP99 = true\n", "promise 'P99' is unknown"),
+        (LEAST + "[audit]\ntable = 'job'\n", "lacks id, state"),
+        (LEAST + "[audit]\ntable='j'\nid='i'\nstate='s'\nx='y'\n", "has no column 'x'"),
+        (LEAST + "[audit]\ntable='j'\nid='i'\nstate='s'\n", "needs `database` as well"),
+        ("not toml", "Expected '='"),
+    ],
+)
+def test_a_file_that_is_no_target_is_refused_with_the_remedy(
+    tmp_path: Path, text: str, says: str
+) -> None:
+    file = tmp_path / "target.toml"
+    file.write_text(text)
+    with pytest.raises(TargetNotFound) as refused:
+        CommandTarget(file)
+    assert says in str(refused.value)
+    assert str(file) in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ('{"id": 1, "state": "dead", "colour": 2}', "unknown field 'colour'"),
+        ('{"id": 1}', "state"),
+        ("[]", "line 1"),
+        ("nothing", "line 1"),
+    ],
+)
+def test_a_snapshot_that_is_none_is_told_by_its_line(line: str, says: str) -> None:
+    with pytest.raises(CommandFailed, match=says):
+        command.rows_of(line)
+
+
+def test_a_command_that_fails_is_told_with_its_last_words() -> None:
+    with pytest.raises(CommandFailed, match="ended with 3: no disk"):
+        command.run(["sh", "-c", "echo no disk >&2; exit 3"])
+    assert json.loads(command.run(["sh", "-c", "echo 1"])) == 1
