@@ -22,8 +22,8 @@ import numpy.typing as npt
 
 from killproof_bench.ledger import Account
 from killproof_bench.load import Ended, Spec
-from killproof_bench.recording import COLUMNS, SERVED_COLUMNS, Served
-from killproof_bench.result import LockWatch
+from killproof_bench.recording import COLUMNS, SERVED_COLUMNS, Call, Kind, Served
+from killproof_bench.result import LockWatch, decode
 
 Calls = npt.NDArray[np.int64]
 
@@ -49,6 +49,7 @@ class Outcome:
     calls: tuple[Calls, ...]  #: Per process, in the order of the specs: rows of `recording.Call`.
     served: tuple[Calls, ...]  #: Likewise: rows of `recording.Served`.
     ended: tuple[Ended, ...]
+    enqueued: tuple[int, ...]  #: Ids that the producers were given.
     facts: dict[str, str]  #: Pragmas as the first worker read them back; all agree.
     watch: LockWatch
     ran_dry: bool
@@ -145,6 +146,7 @@ class Crew:
             calls=calls,
             served=served,
             ended=tuple(ended),
+            enqueued=tuple(job for call in calls for job in _enqueued(call)),
             facts=self._facts,
             watch=watch,
             ran_dry=any(end.ran_dry for end in ended),
@@ -183,12 +185,22 @@ class Crew:
         assert self._observer is not None
         assert self._observer.stdin is not None
         self._observer.stdin.close()
-        watch = LockWatch(**self._line(self._observer, END_SECONDS))
+        watch = decode(LockWatch, self._line(self._observer, END_SECONDS))
         self._observer.wait()
         return watch
 
     def _processes(self) -> "list[subprocess.Popen[str]]":
         return [*self.workers, *([self._observer] if self._observer is not None else [])]
+
+
+def _enqueued(calls: Calls) -> list[int]:
+    made = calls[calls[:, Call.KIND] == Kind.ENQUEUE]
+    # A batch has consecutive ids: it is inserted under one lock.
+    return [
+        job
+        for first, size in made[:, [Call.JOB, Call.JOBS]].tolist()
+        for job in range(first, first + size)
+    ]
 
 
 def specs(

@@ -1,13 +1,14 @@
 """Judge whether a measured run was right: the verdict that stands beside every figure.
 
-The worker processes write down each job that the queue said they had acked; the database is read
-when all have ended. Both must tell the same story: each acked job acked once, by one worker, stored
-as succeeded with one attempt by that worker, and no job too many or too few.
+The worker processes write down each job that the queue said they had acked, the producers each id
+that they were given; the database is read when all have ended. Both must tell the same story: each
+acked job acked once, by one worker, stored as succeeded with one attempt by that worker, and no job
+too many or too few. In a batch each job counts by itself.
 A pure function of the two accounts. A fast queue that does a job twice has no speed.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from killproof_bench.result import Correctness
@@ -34,15 +35,19 @@ class Stored:
     attempts: int  #: Rows in `attempt`: deliveries that ended.
     deliveries: int  #: Sum over all jobs.
     integrity: str  #: The answer of `PRAGMA integrity_check`, joined.
+    waiting: Set[int] = frozenset()  #: Jobs that are available.
 
 
-def judge(backlog: int, accounts: Sequence[Account], stored: Stored) -> Correctness:
-    """Compare what the workers were told with what is stored.
+def judge(
+    backlog: int, accounts: Sequence[Account], stored: Stored, *, enqueued: Sequence[int] = ()
+) -> Correctness:
+    """Compare what the workers and the producers were told with what is stored.
 
     Args:
-        backlog: Jobs that were available when the run began; nothing was added.
-        accounts: One per worker process.
+        backlog: Jobs that were available when the run began.
+        accounts: One per process.
         stored: The database afterwards.
+        enqueued: The ids that producers were given, in any order; nothing else was added.
     """
     because = [f"a worker met an error: {a.error}" for a in accounts if a.error is not None]
     acks = Counter(job for account in accounts for job in account.acked)
@@ -54,9 +59,14 @@ def judge(backlog: int, accounts: Sequence[Account], stored: Stored) -> Correctn
     other = [job for job, worker in stored.done.items() if owners.get(job, worker) != worker]
     because += _named("acked by one worker and stored as another's", other)
 
+    given = Counter(enqueued)
+    because += _named("enqueued more than once", [job for job, count in given.items() if count > 1])
+    lost = given.keys() - stored.done.keys() - stored.waiting
+    because += _named("enqueued, and not stored", lost)
     total = sum(stored.counts.values())
-    if total != backlog:
-        because.append(f"{backlog} jobs went in and {total} are stored")
+    went_in = backlog + len(enqueued)
+    if total != went_in:
+        because.append(f"{went_in} jobs went in and {total} are stored")
     succeeded = stored.counts.get("succeeded", 0)
     if set(stored.counts) - {"available", "succeeded"}:
         because.append(f"states nobody asked for: {dict(stored.counts)}")

@@ -212,6 +212,7 @@ class Loop:
                     return
                 left = (self._deadline.ns - time.perf_counter_ns()) / _NANOSECONDS
                 self._queue.wait(seconds=max(0.0, min(left, _WAIT_SECONDS)))
+                self._recorder.retries = 0  # It slept for want of work, not before a lock.
             elif not joined:
                 self._handle()
                 self._ack()
@@ -254,9 +255,9 @@ class Loop:
         begin = time.perf_counter_ns()
         following = self._queue.ack_and_claim(lease)
         end = time.perf_counter_ns()
-        self._recorder.call(
-            Kind.ACK_AND_CLAIM, intended=intended, begin=begin, end=end, job=lease.job.id, jobs=1
-        )
+        # A call that found no next job was an ack.
+        kind = Kind.ACK if following is None else Kind.ACK_AND_CLAIM
+        self._recorder.call(kind, intended=intended, begin=begin, end=end, job=lease.job.id, jobs=1)
         self._recorder.served(self._held, claimed=self._claimed, acked=end)
         self._held, self._claimed = ([] if following is None else [following]), end
 

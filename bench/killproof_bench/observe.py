@@ -16,6 +16,7 @@ import os
 import select
 import struct
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +36,10 @@ def watch(database: Path) -> LockWatch:
     shm = Path(f"{database}-shm")
     descriptor = os.open(shm, os.O_RDONLY | os.O_CLOEXEC)
     shm_inode = os.fstat(descriptor).st_ino
-    samples = held = turnstile = wal_bytes = behind = 0
+    samples = held = turnstile = 0
+    wal_bytes: list[int] = []
+    behind: list[int] = []
+    begin = time.monotonic()
     first_salt: int | None = None
     with mmap.mmap(descriptor, 4096, prot=mmap.PROT_READ) as index:
         os.close(descriptor)
@@ -44,11 +48,12 @@ def watch(database: Path) -> LockWatch:
             samples += 1
             held += locks.write_lock_held
             turnstile += locks.turnstile_held
+            second = int(time.monotonic() - begin)
             with contextlib.suppress(FileNotFoundError):
-                wal_bytes = max(wal_bytes, os.stat(f"{database}-wal").st_size)
+                keep_most(wal_bytes, second, os.stat(f"{database}-wal").st_size)
             (frames,) = struct.unpack_from("=I", index, _FRAMES_OFFSET)
             (backfilled,) = struct.unpack_from("=I", index, _BACKFILLED_OFFSET)
-            behind = max(behind, frames - backfilled)
+            keep_most(behind, second, frames - backfilled)
             if first_salt is None and frames:
                 # The first write to an empty log draws the salt at random.
                 first_salt = _salt(index)
@@ -57,10 +62,22 @@ def watch(database: Path) -> LockWatch:
         samples=samples,
         write_lock_held=held / samples if samples else None,
         turnstile_held=turnstile / samples if samples else None,
-        wal_bytes_max=wal_bytes,
-        frames_behind_max=behind,
+        wal_bytes_max=max(wal_bytes, default=0),
+        frames_behind_max=max(behind, default=0),
         restarts=restarts,
+        wal_bytes=tuple(wal_bytes),
+        frames_behind=tuple(behind),
     )
+
+
+def keep_most(seconds: list[int], second: int, value: int) -> None:
+    """Note a value of some second where it is the largest; seconds without a look hold 0.
+
+    >>> keep_most(seen := [3], 2, 5); keep_most(seen, 2, 4); seen
+    [3, 0, 5]
+    """
+    seconds.extend([0] * (second + 1 - len(seconds)))
+    seconds[second] = max(seconds[second], value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

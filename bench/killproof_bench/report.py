@@ -1,11 +1,10 @@
-"""Turn a recorded result into prose, tables and a picture: pure functions of `BenchResult`.
+"""Turn a recorded result into sentences, tables and pictures: pure functions of `BenchResult`.
 
-`terminal` is what the command prints, `contention` is the Markdown report. Nothing is measured,
-read or rounded away here: a figure that was refused is printed as refused.
+`report_contention` puts them together. Nothing is measured, read or rounded away here: a figure
+that was refused is printed as refused.
 """
 
 import dataclasses
-import math
 from collections.abc import Iterable, Sequence
 
 from killproof_bench.ascii_chart import Bar, bars
@@ -18,23 +17,20 @@ from killproof_bench.result import (
     Figure,
     Ratio,
     RowsResult,
+    Setup,
     StoppedResult,
 )
+from killproof_bench.seeding import PAYLOAD_BYTES
 
 TITLE = "Contention: killproof beside its own statements under SQLite's busy handler"
 
-#: What the comparison is asked to show at the largest number of workers; printed, never asserted.
-FAIRNESS_GOAL = 0.7
-TAIL_GOAL = 1 / 8
-THROUGHPUT_GOAL = 1.2
-GOAL_WORKERS = 16
 STOPPED_LOSS_GOAL = 0.25
 STEPS_GOAL = 0.05
 TIME_GOAL = 1.5
 
 
-def sentence(cells: Sequence[Cell], ratios: Sequence[Ratio], durability: str) -> str:
-    """Return the one sentence that the command and the report begin with."""
+def sentence(cells: Sequence[Cell], ratios: Sequence[Ratio]) -> str:
+    """Return the one sentence that the command and the report begin with: of the first setup."""
     if not cells:
         return "Nothing was measured."
     broken = [cell for cell in cells if cell.correctness.verdict != "pass"]
@@ -45,10 +41,12 @@ def sentence(cells: Sequence[Cell], ratios: Sequence[Ratio], durability: str) ->
             f"{'; '.join(first.correctness.because[:2]) or 'gave no evidence'}."
         )
     jobs = sum(cell.correctness.jobs for cell in cells)
-    if not ratios:
+    setup = cells[0].setup
+    compared = [ratio for ratio in ratios if ratio.setup == setup]
+    if not compared:
         return f"One side alone was measured; each of {jobs:,} jobs was done exactly once."
-    last = max(ratios, key=lambda ratio: ratio.workers)
-    ours = next(c for c in cells if c.workers == last.workers and c.arm == ARMS[0])
+    last = max(compared, key=lambda ratio: ratio.workers)
+    ours = next(c for c in cells if (c.setup, c.workers, c.arm) == (setup, last.workers, ARMS[0]))
     throughput = "" if last.throughput is None else f", {last.throughput:.2f} times the reference"
     tail = (
         "p99.9 refused for too few samples"
@@ -56,10 +54,44 @@ def sentence(cells: Sequence[Cell], ratios: Sequence[Ratio], durability: str) ->
         else f"p99.9 {number(ours.p999_ms.value)} ms, 1/{1 / last.p999:.1f} of the reference's"
     )
     return (
-        f"{_workers(last.workers)} at {durability}: {number(ours.jobs_per_s.value)} jobs/s"
+        f"{_workers(last.workers)} at {plan_name(setup)}: {number(ours.jobs_per_s.value)} jobs/s"
         f"{throughput}; {tail}; fewest/most {last.fewest_over_most:.2f} against "
         f"{last.fewest_over_most_reference:.2f}; each of {jobs:,} jobs was done exactly once."
     )
+
+
+def plan_name(setup: Setup) -> str:
+    """Return a setup in a few words: its level, and what is not as in the default run.
+
+    The backlog is left out: by default it follows from the length of a round.
+    """
+    words = [setup.durability]
+    if setup.loop == "open":
+        words.append(f"{setup.rate_per_s:,.10g} jobs/s offered ({setup.arrivals})")
+    if setup.batch > 1:
+        words.append(f"batch {setup.batch:,}")
+    elif setup.call != "ack-and-claim":
+        words.append("claim then ack")
+    if setup.payload_bytes != PAYLOAD_BYTES:
+        words.append(f"payload {setup.payload_bytes:,} bytes")
+    if setup.finished:
+        words.append(f"{setup.finished:,} finished")
+    if setup.job_ms:
+        words.append(f"{setup.job_ms:g} ms of work")
+    return ", ".join(words)
+
+
+def groups(cells: Sequence[Cell]) -> list[tuple[str, list[Cell]]]:
+    """Return the cells of each setup with its name, in the order in which they were measured."""
+    by_setup: dict[Setup, list[Cell]] = {}
+    for cell in cells:
+        by_setup.setdefault(cell.setup, []).append(cell)
+    names = [plan_name(setup) for setup in by_setup]
+    return [
+        # Two that differ in nothing else differ in their backlog.
+        (name if names.count(name) == 1 else f"{name}, backlog {setup.backlog:,}", of_setup)
+        for name, (setup, of_setup) in zip(names, by_setup.items(), strict=True)
+    ]
 
 
 def _fate(correctness: Correctness) -> str:
@@ -70,128 +102,21 @@ def _workers(count: int) -> str:
     return f"{count} worker{'' if count == 1 else 's'}"
 
 
-def terminal(result: BenchResult) -> str:
-    """Return what the command prints: the sentence first, then the figures and their conditions."""
-    parts = [result.sentence]
-    if result.interrupted:
-        parts.append("Interrupted: these are the rounds that had ended.")
-    if result.ratios:
-        parts.append("\n".join(ratio_line(ratio) for ratio in result.ratios))
-    if result.cells:
-        parts.append(plain_table(*figures(result.cells)))
-        parts.append(picture(result.cells))
-        parts.append("\n".join(plain_card(result.cells)))
-    if result.rows is not None:
-        parts += [rows_sentence(result.rows), plain_table(*rows_table(result.rows))]
-    if result.stopped is not None:
-        parts += [stopped_sentence(result.stopped), plain_table(*stopped_table(result.stopped))]
-    parts.append(noise_sentence(result))
-    # A run of one part alone has that part's sentence at its head already.
-    return "\n\n".join(dict.fromkeys(parts))
-
-
-def contention(result: BenchResult) -> str:
-    """Return the whole Markdown report."""
-    environment = result.environment
-    parts = [
-        f"# {TITLE}",
-        result.sentence,
-        f"Command: `{result.command}`",
-        markdown_table(
-            ("", ""),
-            [
-                ("seed", str(result.seed)),
-                ("started", result.started),
-                ("machine", environment.get("machine", "unknown")),
-                *((name, text) for name, text in environment.items() if name != "machine"),
-                *(_rounds_lines(result) if result.cells else ()),
-                ("noise", noise_sentence(result)),
-            ],
-        ),
-    ]
-    if result.interrupted:
-        parts.append("**The run was interrupted: only rounds that had ended are counted.**")
-    if reached := goals(result):
-        parts += ["## Goals", markdown_table(("goal", "measured", "met"), reached)]
-    if result.cells:
-        parts += _contention_parts(result)
-    if result.rows is not None:
-        hidden = ", where no sync hides the cost" if result.rows.durability == "process" else ""
-        parts += [
-            "## Claim cost with many rows",
-            rows_sentence(result.rows),
-            markdown_table(*rows_table(result.rows)),
-            f"Rows in each of {', '.join(result.rows.states)}: {result.rows.rows_small:,} in the "
-            f"small file, {result.rows.rows_large:,} in the large one "
-            f"({result.rows.file_bytes / 2**20:,.0f} MiB, seeded in "
-            f"{result.rows.seeding_seconds:.0f} s); {result.rows.available:,} available in both. "
-            "The leases belong to a living worker.\n"
-            "Steps are those of SQLite's virtual machine, counted by its progress handler at every "
-            "step.\n"
-            f"Times are medians of {result.rows.calls:,} calls at durability "
-            f"`{result.rows.durability}`{hidden}, the two files taking turns call by call.",
-        ]
-    if result.stopped is not None:
-        parts += [
-            "## A stopped holder of the turnstile",
-            stopped_sentence(result.stopped),
-            markdown_table(*stopped_table(result.stopped)),
-        ]
-    parts += ["## What this does not show", "\n".join(limits(result))]
-    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
-
-
-def _rounds_lines(result: BenchResult) -> list[tuple[str, str]]:
-    return [
-        ("rounds", f"{result.rounds_planned} of each arm at each number of workers"),
-        ("each round", f"{result.warmup_seconds:g} s warm-up, {result.seconds:g} s measured"),
-    ]
-
-
-def _contention_parts(result: BenchResult) -> list[str]:
-    return [
-        "## Figures",
-        markdown_table(*figures(result.cells)),
-        "In brackets: 95% interval. "
-        "A quantile is refused (n/a) with fewer than ten samples beyond it.\n"
-        "Fewest/most is the share that the worst-served worker got of what the best-served one "
-        "got: the median over the rounds, and the worst round.\n"
-        "A call that was still waiting when the measured time ended counts with the time it took.",
-        "## Ratios",
-        "\n".join(f"- {ratio_line(ratio)}" for ratio in result.ratios),
-        f"```text\n{picture(result.cells)}\n```",
-        "## Locks and WAL, seen from outside",
-        markdown_table(*locks_table(result.cells)),
-        "## Claim card",
-        markdown_table(("condition", *ARMS), card_rows(result.cells)),
-        "## Every round, in the order of the run",
-        markdown_table(*rounds_table(result.cells)),
-        "## Method",
-        "Each worker is a fresh process on a kept connection and takes one job at a time: one "
-        "transaction acks a job and claims the next.\n"
-        "Both arms run the same code and the same statements of `killproof.core`. "
-        "The reference has no turnstile and no shared sync: "
-        "SQLite's busy handler waits (30 s), and at durability `power` synchronous=FULL makes each "
-        "commit durable.\n"
-        "Each round has a fresh copy of one seeded file. "
-        "The arms of one number of workers follow each other as ABBA or BAAB, by a seeded coin, "
-        "so that a drift of the machine meets both.\n"
-        "Intervals come from a bootstrap over blocks of one second, because neighbouring calls "
-        "wait for the same lock.\n"
-        "The verdict of each round compares what the workers wrote down with what the file holds "
-        "afterwards.",
-    ]
-
-
 def limits(result: BenchResult) -> list[str]:
     """Return what must not be concluded, as the lines of a list."""
     lines = [
         "- Another machine. Rates follow the disk's own sync rate, printed with each round; "
         "trust the ratios within this run, not the absolutes.",
-        "- A workload that thinks. Workers here do nothing between two jobs (closed loop), which "
-        "is the worst case for the lock and the best for the rate; latency under an offered load "
-        "is another measurement.",
-        "- Time from enqueue to claim: all jobs were there before the run began.",
+        "- A workload that thinks, where the loop is closed: workers then do nothing between two "
+        "jobs, which is the worst case for the lock and the best for the rate. Its latencies are "
+        "those of workers, not of users: a slow call delays the next one instead of meeting it.",
+    ]
+    if not any(cell.setup.producers for cell in result.cells):
+        lines.append(
+            "- Time from enqueue to claim: all jobs were there before a round began "
+            "(`--loop open` measures it)."
+        )
+    lines += [
         "- Long runs: rounds of seconds see many checkpoints, and no aged file.",
         "- Power loss: that an acknowledged job survives one is not measured here.",
     ]
@@ -201,68 +126,18 @@ def limits(result: BenchResult) -> list[str]:
 
 
 def ratio_line(ratio: Ratio) -> str:
-    """Return the three ratios of one number of workers."""
-    tail = "n/a" if ratio.p999 is None else f"{ratio.p999:.3f}"
-    throughput = "n/a" if ratio.throughput is None else f"{ratio.throughput:.2f}"
+    """Return the ratios of one number of workers."""
+    pooled = " (of all rounds together)" if ratio.p999_pooled and ratio.p999 is not None else ""
     return (
         f"{_workers(ratio.workers)}: fewest/most {ratio.fewest_over_most:.2f} "
-        f"(reference {ratio.fewest_over_most_reference:.2f}), p99.9 ratio {tail}, "
-        f"throughput ratio {throughput}"
+        f"(reference {ratio.fewest_over_most_reference:.2f}), p99.9 ratio "
+        f"{_ratio(ratio.p999, 3)}{pooled}, longest wait ratio {_ratio(ratio.longest, 3)}, "
+        f"throughput ratio {_ratio(ratio.throughput, 2)}"
     )
 
 
-def goals(result: BenchResult) -> list[tuple[str, str, str]]:
-    """Return each goal that this run can speak about, with what was measured."""
-    found = []
-    for ratio in result.ratios:
-        if ratio.workers != GOAL_WORKERS:
-            continue
-        found += [
-            _goal(
-                f"{GOAL_WORKERS} workers: fewest/most at least {FAIRNESS_GOAL}",
-                ratio.fewest_over_most,
-                ratio.fewest_over_most >= FAIRNESS_GOAL,
-            ),
-            _goal(
-                f"{GOAL_WORKERS} workers: p99.9 at most {TAIL_GOAL:g} of the reference's",
-                ratio.p999,
-                ratio.p999 is not None and ratio.p999 <= TAIL_GOAL,
-            ),
-            _goal(
-                f"{GOAL_WORKERS} workers: throughput at least {THROUGHPUT_GOAL} times",
-                ratio.throughput,
-                ratio.throughput is not None and ratio.throughput >= THROUGHPUT_GOAL,
-            ),
-        ]
-    if result.stopped is not None:
-        loss = result.stopped.loss.value
-        found.append(
-            _goal(
-                f"a stopped holder costs the others at most {STOPPED_LOSS_GOAL:.0%}",
-                loss,
-                loss is not None and loss <= STOPPED_LOSS_GOAL,
-            )
-        )
-    for cost in result.rows.costs if result.rows is not None else ():
-        steps = cost.steps_large / cost.steps_small - 1 if cost.steps_small else math.inf
-        ratio_of_times = cost.time_ratio.value
-        found += [
-            _goal(
-                f"{cost.operation}: steps within {STEPS_GOAL:.0%} of the small file's",
-                steps,
-                abs(steps) <= STEPS_GOAL,
-            ),
-            _goal(
-                f"{cost.operation}: time ratio under {TIME_GOAL}",
-                ratio_of_times,
-                ratio_of_times is not None and ratio_of_times < TIME_GOAL,
-            ),
-        ]
-    return found
-
-
-def _goal(text: str, measured: float | None, met: bool) -> tuple[str, str, str]:
-    return text, "n/a" if measured is None else f"{measured:.3f}", "yes" if met else "**no**"
+def _ratio(value: float | None, digits: int) -> str:
+    return "n/a" if value is None else f"{value:.{digits}f}"
 
 
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
@@ -329,6 +204,22 @@ def locks_table(cells: Sequence[Cell]) -> Table:
     return head, lines
 
 
+def wal_lines(cells: Sequence[Cell]) -> list[str]:
+    """Return the log's size and its backlog second by second, of the most workers' first rounds."""
+    most = max(cell.workers for cell in cells)
+    lines = []
+    for cell in cells:
+        watch = cell.rounds[0].watch
+        if cell.workers == most and watch.wal_bytes:
+            sizes = " ".join(f"{size / 2**20:.1f}" for size in watch.wal_bytes)
+            behind = " ".join(f"{frames:,}" for frames in watch.frames_behind)
+            lines.append(
+                f"- {cell.arm}, {_workers(most)}, each second of its first round, warm-up "
+                f"included: WAL {sizes} MiB; frames not yet copied: {behind}"
+            )
+    return ["\n".join(lines)] if lines else []
+
+
 def rounds_table(cells: Sequence[Cell]) -> Table:
     """Return every round in the order in which it ran."""
     head = (
@@ -338,6 +229,7 @@ def rounds_table(cells: Sequence[Cell]) -> Table:
         "jobs/s",
         "fewest",
         "most",
+        "p99.9 ms",
         "max ms",
         "raw syncs/s around it",
     )
@@ -353,6 +245,7 @@ def rounds_table(cells: Sequence[Cell]) -> Table:
             number(a_round.jobs_per_s),
             f"{min(a_round.counts):,}",
             f"{max(a_round.counts):,}",
+            number(a_round.p999_ms),
             number(a_round.max_ms),
             f"{number(a_round.raw_before)}, {number(a_round.raw_after)}",
         )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 #: Raised whenever a field changes its meaning; a reader refuses what it does not know.
-SCHEMA = 1
+SCHEMA = 2
 
 Verdict = Literal["pass", "violated", "unknown"]
 
@@ -50,6 +50,8 @@ class LockWatch:
     wal_bytes_max: int
     frames_behind_max: int  #: Most WAL frames not yet copied into the database.
     restarts: int  #: WAL restarts; each follows one complete checkpoint, and none is missed.
+    wal_bytes: tuple[int, ...] = ()  #: The largest size of the log in each second, warm-up too.
+    frames_behind: tuple[int, ...] = ()  #: Likewise the most frames not yet copied.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +86,79 @@ class ClaimCard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What was asked for in one cell, beside its number of workers and its arm."""
+
+    durability: str
+    loop: str  #: `closed`, or `open`: calls on a schedule.
+    arrivals: str  #: `poisson`, `constant` or `burst`; empty in a closed loop.
+    rate_per_s: float  #: Offered by all processes together, in jobs; 0 in a closed loop.
+    producers: int  #: Processes that enqueue on the schedule; 0: the workers' calls follow it.
+    call: str  #: `ack-and-claim` or `claim-then-ack`.
+    batch: int
+    payload_bytes: int
+    backlog: int  #: Jobs that are available when the round begins.
+    finished: int  #: Jobs that had succeeded before it began.
+    job_ms: float  #: The handler's sleep.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latency:
+    """One kind of latency; kinds and bases are never mixed in one figure."""
+
+    #: `claim call` (ack-and-claim counts as one), `ack call`, `enqueue commit`, or `time to claim`:
+    #: from the intended time of the enqueue to the commit of the claim.
+    kind: str
+    basis: str  #: `operation`: from the call's begin; `intended`: from when the schedule wanted it.
+    p50_ms: Figure
+    p90_ms: Figure
+    p99_ms: Figure
+    p999_ms: Figure
+    max_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Anatomy:
+    """Where the time of a claim goes: means per call that writes, in ms; the parts add up.
+
+    Timed inside the workers at the named points of the protocol, in both arms alike.
+    """
+
+    calls: int
+    total_ms: float
+    python_ms: float  #: Before the call asks for its turn, and after its answer is durable.
+    wait_held_ms: float  #: Waiting for the lock while another call has it.
+    wait_idle_ms: float  #: Waiting for the lock while nobody has it: the handover gap.
+    sql_ms: float  #: From the lock to the last statement's end, the Python around them included.
+    commit_ms: float  #: COMMIT: the log is written; at synchronous=FULL SQLite syncs it here.
+    checkpoint_ms: float  #: killproof's own; SQLite's automatic one is inside `commit_ms`.
+    sync_ms: float  #: From the commit to the durable answer: the turnstile is left, the log synced.
+    lock_wait_p50_ms: float
+    lock_wait_p99_ms: float
+    lock_hold_p50_ms: float  #: From the lock to the end of COMMIT.
+    lock_hold_p99_ms: float
+    retries: float | None  #: Pauses before the lock, per call; `None`: SQLite's own are unseen.
+    lock_held: float  #: Share of the measured time in which a call had the lock.
+    idle_while_wanted: float  #: Share in which nobody had it and somebody waited for it.
+    user_us: float  #: Processor time of a worker per job, Python and SQLite.
+    system_us: float
+    run_delay_us: float  #: Per job: a worker could run and had no processor.
+    switches: float  #: Voluntary context switches per job.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """How an open loop's schedule was kept, over all rounds."""
+
+    offered_per_s: float  #: Jobs that were due in the measured time, per second.
+    done_per_s: float  #: Jobs that were acked in it, per second.
+    late: int  #: Calls that began over 1 ms after their intended time, warm-up included.
+    skipped: int  #: Calls that were due and were never made: the latencies are at least as printed.
+    left: int  #: Jobs that nobody had claimed when the time was over.
+    empty_polls: int  #: Claims that found nothing; they take no write lock.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
     """One arm run once on a fresh file."""
 
@@ -91,6 +166,7 @@ class Round:
     jobs_per_s: float
     per_second: tuple[int, ...]  #: Operations ended in each measured second.
     counts: tuple[int, ...]  #: Operations ended by each worker in the measured time.
+    p999_ms: float | None  #: Of the claim call; `None` with too few samples in this round.
     max_ms: float
     raw_before: float  #: 4 KiB pwrite + fdatasync per second in the same folder, just before.
     raw_after: float
@@ -100,32 +176,51 @@ class Round:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One arm at one number of workers, over all its rounds."""
+    """One arm with one setup and one number of workers, over all its rounds."""
 
     workers: int
     arm: str
+    setup: Setup
     jobs_per_s: Figure
-    p50_ms: Figure
+    p50_ms: Figure  #: These and the longest are of the claim call, from its begin.
     p99_ms: Figure
     p999_ms: Figure
     max_ms: float
     fewest_over_most: float  #: Median over the rounds.
     fewest_over_most_worst: float  #: The least fair round.
     jain_min: float
+    latencies: tuple[Latency, ...]  #: All kinds that the setup has, each by itself.
+    anatomy: Anatomy | None  #: `None`: nothing was timed inside the calls.
+    schedule: Schedule | None  #: Of an open loop.
     correctness: Correctness
     card: ClaimCard
     rounds: tuple[Round, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Two rounds that stood side by side in time: killproof's over the reference's."""
+
+    throughput: float
+    p999: float | None  #: `None` where either round had too few samples.
+    longest: float | None
+    fewest_over_most: float  #: Killproof's own.
+    fewest_over_most_reference: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """Killproof beside the reference at one number of workers; `None` where either was refused."""
+    """Killproof beside the reference: medians over the pairs; `None` where either was refused."""
 
     workers: int
+    setup: Setup
     fewest_over_most: float
     fewest_over_most_reference: float
     p999: float | None  #: Killproof's p99.9 over the reference's: smaller is better.
+    p999_pooled: bool  #: A pair alone had too few samples: it is of all rounds together.
+    longest: float | None  #: Killproof's longest wait over the reference's.
     throughput: float | None  #: Killproof's jobs/s over the reference's: larger is better.
+    pairs: tuple[Pair, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,11 +304,12 @@ class BenchResult:
     started: str  #: UTC, ISO 8601.
     interrupted: bool
     environment: dict[str, str]
-    durability: str
+    durability: str  #: Of the first cell.
     rounds_planned: int
     seconds: float
     warmup_seconds: float
-    cells: tuple[Cell, ...]
+    timing_us: float | None  #: What timing one call from inside costs it, measured before the run.
+    cells: tuple[Cell, ...]  #: In the order in which they were measured.
     ratios: tuple[Ratio, ...]
     noise: Noise
     rows: RowsResult | None

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from killproof_bench.recording import COLUMNS, Call
-from killproof_bench.scenarios.claim import Plan, order, sample
+from killproof_bench.sampling import sample
+from killproof_bench.scenarios.claim import Plan, order
 from killproof_bench.scenarios.stopped import loss
 
 SECOND = 1_000_000_000
@@ -34,6 +35,7 @@ def calls(*rows: tuple[float, float]) -> np.ndarray[tuple[int, ...], np.dtype[np
     made = np.zeros((len(rows), COLUMNS), dtype=np.int64)
     for row, (begin, end) in zip(made, rows, strict=True):
         row[Call.BEGIN], row[Call.END] = round(begin * SECOND), round(end * SECOND)
+        row[Call.JOBS] = 1
     return made
 
 

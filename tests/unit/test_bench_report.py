@@ -5,19 +5,25 @@ from dataclasses import replace
 
 import pytest
 
-from killproof_bench import report
+from killproof_bench import report, report_anatomy, report_contention, report_goals
 from killproof_bench.result import (
+    SCHEMA,
+    Anatomy,
     BenchResult,
     Cell,
     ClaimCard,
     Correctness,
     Figure,
+    Latency,
     LockWatch,
     Noise,
     OperationCost,
+    Pair,
     Ratio,
     Round,
     RowsResult,
+    Schedule,
+    Setup,
     StoppedResult,
     Verdict,
     from_json,
@@ -34,6 +40,43 @@ def figure(value: float | None, *, n: int = 20_000) -> Figure:
 def judged(verdict: Verdict = "pass", *because: str) -> Correctness:
     return Correctness(verdict=verdict, because=because, jobs=1_000)
 
+
+SETUP = Setup(
+    durability="power",
+    loop="closed",
+    arrivals="",
+    rate_per_s=0.0,
+    producers=0,
+    call="ack-and-claim",
+    batch=1,
+    payload_bytes=100,
+    backlog=140_000,
+    finished=0,
+    job_ms=0.0,
+)
+
+ANATOMY = Anatomy(
+    calls=20_000,
+    total_ms=4.0,
+    python_ms=0.2,
+    wait_held_ms=2.0,
+    wait_idle_ms=0.4,
+    sql_ms=0.3,
+    commit_ms=0.1,
+    checkpoint_ms=0.0,
+    sync_ms=1.0,
+    lock_wait_p50_ms=2.1,
+    lock_wait_p99_ms=9.0,
+    lock_hold_p50_ms=0.35,
+    lock_hold_p99_ms=0.9,
+    retries=0.001,
+    lock_held=0.7,
+    idle_while_wanted=0.05,
+    user_us=250.0,
+    system_us=90.0,
+    run_delay_us=400.0,
+    switches=2.5,
+)
 
 CARD = ClaimCard(
     operation="ack-and-claim",
@@ -68,6 +111,7 @@ ROUND = Round(
     jobs_per_s=3_000.0,
     per_second=(3_000,) * 5,
     counts=(900, 1_000),
+    p999_ms=20.0,
     max_ms=25.0,
     raw_before=4_000.0,
     raw_after=4_100.0,
@@ -78,9 +122,23 @@ ROUND = Round(
         wal_bytes_max=4 * 2**20,
         frames_behind_max=1_000,
         restarts=50,
+        wal_bytes=(2**20, 4 * 2**20),
+        frames_behind=(250, 1_000),
     ),
     correctness=judged(),
 )
+
+
+def latency(kind: str, basis: str) -> Latency:
+    return Latency(
+        kind=kind,
+        basis=basis,
+        p50_ms=figure(4.0),
+        p90_ms=figure(9.0),
+        p99_ms=figure(15.0),
+        p999_ms=figure(20.0),
+        max_ms=31.0,
+    )
 
 
 def cell(arm: str, *, rate: float, tail: float | None, fairness: float) -> Cell:
@@ -88,6 +146,7 @@ def cell(arm: str, *, rate: float, tail: float | None, fairness: float) -> Cell:
     return Cell(
         workers=16,
         arm=arm,
+        setup=SETUP,
         jobs_per_s=figure(rate),
         p50_ms=figure(4.0),
         p99_ms=figure(15.0),
@@ -96,6 +155,9 @@ def cell(arm: str, *, rate: float, tail: float | None, fairness: float) -> Cell:
         fewest_over_most=fairness,
         fewest_over_most_worst=fairness - 0.01,
         jain_min=0.99,
+        latencies=(latency("claim call", "operation"),),
+        anatomy=replace(ANATOMY, retries=None) if reference else ANATOMY,
+        schedule=None,
         correctness=judged(),
         card=replace(CARD, synchronous="FULL" if reference else "NORMAL"),
         rounds=(replace(ROUND, position=int(reference)),),
@@ -109,14 +171,27 @@ CELLS = (
 RATIOS = (
     Ratio(
         workers=16,
+        setup=SETUP,
         fewest_over_most=0.92,
         fewest_over_most_reference=0.39,
         p999=0.1,
+        p999_pooled=False,
+        longest=0.04,
         throughput=1.8,
+        pairs=(
+            Pair(
+                throughput=1.8,
+                p999=0.1,
+                longest=0.04,
+                fewest_over_most=0.92,
+                fewest_over_most_reference=0.39,
+            ),
+        )
+        * 5,
     ),
 )
 RESULT = BenchResult(
-    schema=1,
+    schema=SCHEMA,
     command="killproof bench claim --seed 3",
     seed=3,
     started="2026-01-01T00:00:00+00:00",
@@ -131,6 +206,7 @@ RESULT = BenchResult(
     rounds_planned=1,
     seconds=5.0,
     warmup_seconds=2.0,
+    timing_us=1.5,
     cells=CELLS,
     ratios=RATIOS,
     noise=Noise(
@@ -177,7 +253,7 @@ RESULT = BenchResult(
         correctness=judged(),
     ),
     verdict="pass",
-    sentence=report.sentence(CELLS, RATIOS, "power"),
+    sentence=report.sentence(CELLS, RATIOS),
 )
 
 
@@ -188,8 +264,8 @@ def test_a_result_comes_back_from_json_as_it_was() -> None:
 def test_a_result_of_another_schema_is_refused() -> None:
     document = json.loads(to_json(RESULT))
 
-    with pytest.raises(ValueError, match="not a bench result of schema 1"):
-        from_json(json.dumps(document | {"schema": 2}))
+    with pytest.raises(ValueError, match=f"not a bench result of schema {SCHEMA}"):
+        from_json(json.dumps(document | {"schema": SCHEMA - 1}))
     with pytest.raises(ValueError, match="missing or unknown fields"):
         from_json(json.dumps(document | {"surprise": 1}))
 
@@ -205,7 +281,7 @@ def test_the_first_sentence_says_how_fast_how_late_how_fair_and_whether_it_was_r
 def test_a_run_that_was_wrong_is_void_before_anything_else_is_said() -> None:
     wrong = replace(CELLS[1], correctness=judged("violated", "1 jobs acked more than once"))
 
-    assert report.sentence((CELLS[0], wrong), RATIOS, "power") == (
+    assert report.sentence((CELLS[0], wrong), RATIOS) == (
         "The figures are void: reference with 16 workers: 1 jobs acked more than once."
     )
 
@@ -213,17 +289,17 @@ def test_a_run_that_was_wrong_is_void_before_anything_else_is_said() -> None:
 def test_a_run_without_evidence_proves_nothing() -> None:
     dry = replace(CELLS[0], correctness=judged("unknown", "the backlog ran dry"))
 
-    assert report.sentence((dry, CELLS[1]), RATIOS, "power").startswith(
+    assert report.sentence((dry, CELLS[1]), RATIOS).startswith(
         "The figures prove nothing: killproof"
     )
 
 
 def test_nothing_measured_is_said() -> None:
-    assert report.sentence((), (), "power") == "Nothing was measured."
+    assert report.sentence((), ()) == "Nothing was measured."
 
 
 def test_the_report_holds_the_command_the_conditions_and_the_limits() -> None:
-    text = report.contention(RESULT)
+    text = report_contention.contention(RESULT)
 
     for part in (
         "Command: `killproof bench claim --seed 3`",
@@ -236,13 +312,13 @@ def test_the_report_holds_the_command_the_conditions_and_the_limits() -> None:
         "## What this does not show",
     ):
         assert part in text
-    assert text.startswith(f"# {report.TITLE}\n\n16 workers at power: 3,600 jobs/s")
+    assert text.startswith(f"# {report_contention.TITLE}\n\n16 workers at power: 3,600 jobs/s")
     assert text.endswith("\n")
     assert "\n\n\n" not in text
 
 
 def test_the_main_table_has_each_figure_with_its_interval_and_verdict() -> None:
-    text = report.contention(RESULT)
+    text = report_contention.contention(RESULT)
 
     assert (
         "| 16 | killproof | 3,600 [3,240 to 3,960] | 4 [3.6 to 4.4] | 15 [13.5 to 16.5] "
@@ -251,25 +327,71 @@ def test_the_main_table_has_each_figure_with_its_interval_and_verdict() -> None:
 
 
 def test_each_goal_is_printed_with_what_was_measured_whether_met_or_not() -> None:
-    assert report.goals(RESULT) == [
-        ("16 workers: fewest/most at least 0.7", "0.920", "yes"),
-        ("16 workers: p99.9 at most 0.125 of the reference's", "0.100", "yes"),
-        ("16 workers: throughput at least 1.2 times", "1.800", "yes"),
+    assert report_goals.goals(RESULT) == [
+        ("power, 16 workers: throughput at least 1.3 times", "1.800 (median of 5)", "yes"),
+        (
+            "power, 16 workers: p99.9 at most 1/10 of the reference's",
+            "0.100 (median of 5)",
+            "yes",
+        ),
+        (
+            "power, 16 workers: longest wait at most 1/20 of the reference's",
+            "0.040 (median of 5)",
+            "yes",
+        ),
+        ("power, 16 workers: fewest/most at least 0.85", "0.920 (median of 5)", "yes"),
         ("a stopped holder costs the others at most 25%", "0.069", "yes"),
         ("claim: steps within 5% of the small file's", "0.010", "yes"),
         ("claim: time ratio under 1.5", "1.100", "yes"),
     ]
-    slow = replace(RATIOS[0], throughput=1.1, p999=None)
+    slow = replace(RATIOS[0], throughput=1.1, p999=None, pairs=RATIOS[0].pairs[:2])
 
-    assert report.goals(replace(RESULT, ratios=(slow,)))[1:3] == [
-        ("16 workers: p99.9 at most 0.125 of the reference's", "n/a", "**no**"),
-        ("16 workers: throughput at least 1.2 times", "1.100", "**no**"),
+    assert report_goals.goals(replace(RESULT, ratios=(slow,)))[:2] == [
+        (
+            "power, 16 workers: throughput at least 1.3 times",
+            "1.100 (median of 2, fewer than asked for)",
+            "**no**",
+        ),
+        ("power, 16 workers: p99.9 at most 1/10 of the reference's", "n/a", "**no**"),
     ]
+
+
+def test_each_level_and_batch_has_its_own_goals_and_other_setups_have_none() -> None:
+    def asked(**changes: object) -> list[str]:
+        ratio = replace(RATIOS[0], setup=replace(SETUP, **changes))  # type: ignore[arg-type]
+        result = replace(RESULT, ratios=(ratio,), rows=None, stopped=None)
+        return [goal for goal, _, _ in report_goals.goals(result)]
+
+    assert asked(durability="process") == [
+        "process, 16 workers: throughput at least 0.55 times",
+        "process, 16 workers: p99.9 at most 1/6 of the reference's",
+        "process, 16 workers: fewest/most at least 0.5",
+    ]
+    assert asked(batch=10, call="claim-then-ack") == [
+        "power, batch 10, 16 workers: throughput at least 1.4 times",
+        "power, batch 10, 16 workers: p99.9 at most 1/10 of the reference's",
+    ]
+    for change in ({"finished": 10}, {"payload_bytes": 999}, {"job_ms": 1.0}, {"loop": "open"}):
+        assert asked(**change) == []
+
+
+def test_no_goal_is_met_by_a_run_that_was_wrong() -> None:
+    rows = report_goals.goals(replace(RESULT, verdict="violated"))
+
+    assert {row[1:] for row in rows} == {("void", "**no**")}
+
+
+def test_a_tail_that_no_pair_could_give_is_told_to_be_of_all_rounds() -> None:
+    pooled = replace(RATIOS[0], p999_pooled=True)
+    goals = report_goals.goals(replace(RESULT, ratios=(pooled,)))
+
+    assert goals[1][1] == "0.100 (all rounds together)"
+    assert "p99.9 ratio 0.100 (of all rounds together)" in report.ratio_line(pooled)
 
 
 def test_a_refused_quantile_is_printed_as_refused_with_its_samples() -> None:
     few = cell("killproof", rate=100.0, tail=None, fairness=1.0)
-    text = report.contention(replace(RESULT, cells=(few, CELLS[1])))
+    text = report_contention.contention(replace(RESULT, cells=(few, CELLS[1])))
 
     assert "| n/a (n=9,000) |" in text
     assert "killproof | n/a (n=9,000)" in report.picture((few, CELLS[1]))
@@ -279,8 +401,8 @@ def test_the_picture_is_scaled_to_the_largest_and_plain_ascii() -> None:
     picture = report.picture(CELLS)
 
     assert picture.isascii()
-    assert f"     16  killproof |{'#' * 40} 3,600" in picture
-    assert f"     16  reference |{'-' * 22} 2,000" in picture
+    assert f"16 workers, killproof |{'#' * 40} 3,600" in picture
+    assert f"16 workers, reference |{'-' * 22} 2,000" in picture
     assert "p99.9 ms, log scale from 10 to 1000" in picture
 
 
@@ -289,22 +411,23 @@ def test_a_noisy_run_wears_its_badge_and_says_why() -> None:
     result = replace(RESULT, noise=noise)
 
     assert report.noise_sentence(result).startswith("NOISY: the hypervisor took 5.0% (steal")
-    assert "- A quiet machine: see the noise above." in report.contention(result)
+    assert "- A quiet machine: see the noise above." in report_contention.contention(result)
 
 
 def test_an_interrupted_run_says_so_in_both_places() -> None:
     result = replace(RESULT, interrupted=True)
 
-    assert "**The run was interrupted" in report.contention(result)
-    assert "Interrupted: these are the rounds that had ended." in report.terminal(result)
+    assert "**The run was interrupted" in report_contention.contention(result)
+    assert "Interrupted: these are the rounds that had ended." in report_contention.terminal(result)
 
 
 def test_the_terminal_gets_the_verdict_first_then_the_ratios() -> None:
-    lines = report.terminal(RESULT).splitlines()
+    lines = report_contention.terminal(RESULT).splitlines()
 
     assert lines[0] == RESULT.sentence
-    assert lines[2] == (
-        "16 workers: fewest/most 0.92 (reference 0.39), p99.9 ratio 0.100, throughput ratio 1.80"
+    assert lines.index("== power ==") < lines.index(
+        "16 workers: fewest/most 0.92 (reference 0.39), p99.9 ratio 0.100, "
+        "longest wait ratio 0.040, throughput ratio 1.80"
     )
     assert "synchronous: NORMAL | reference: FULL" in lines
     assert "journal mode: wal" in lines
@@ -334,10 +457,62 @@ def test_a_run_of_one_part_says_its_sentence_once_and_still_shows_its_goals() ->
         RESULT, cells=(), ratios=(), stopped=None, sentence=report.rows_sentence(RESULT.rows)
     )
 
-    assert report.terminal(alone).count("Flat: from 1,000") == 1
-    assert "| claim: time ratio under 1.5 | 1.100 | yes |" in report.contention(alone)
-    assert "| rounds |" not in report.contention(alone)
+    assert report_contention.terminal(alone).count("Flat: from 1,000") == 1
+    assert "| claim: time ratio under 1.5 | 1.100 | yes |" in report_contention.contention(alone)
+    assert "| rounds |" not in report_contention.contention(alone)
 
 
 def test_a_bar_in_a_cell_does_not_break_the_markdown_table() -> None:
     assert report.markdown_table(("a",), [("x|y",)]).splitlines()[2] == "| x\\|y |"
+
+
+def test_every_part_of_a_call_is_in_the_table_and_the_picture_is_divided_like_them() -> None:
+    text = report_contention.contention(RESULT)
+
+    assert "### Where a claim's time goes: power" in text
+    assert "| 16 | killproof | 4 | 0.2 | 2 | 0.4 | 0.3 | 0.1 | 0 | 1 |" in text
+    assert "| unseen | 70% | 5.0% | 250 + 90 | 400 | 2.50 |" in text
+    drawn = next(line for line in report_anatomy.picture(CELLS).splitlines() if "killproof" in line)
+    assert drawn.endswith(f"|{'ppp' + 'w' * 30 + 'iiiiii' + 'sssss' + 'C' + 'y' * 15}| 4 ms")
+    assert "- killproof, 16 workers, each second of its first round" in text
+
+
+def test_the_latencies_of_an_open_loop_stand_apart_and_its_schedule_is_told() -> None:
+    setup = replace(SETUP, loop="open", arrivals="poisson", rate_per_s=400.0, producers=1)
+    kept = Schedule(
+        offered_per_s=398.0, done_per_s=397.0, late=12, skipped=3, left=4, empty_polls=50
+    )
+    latencies = (
+        latency("claim call", "operation"),
+        latency("enqueue commit", "operation"),
+        latency("enqueue commit", "intended"),
+        latency("time to claim", "intended"),
+    )
+    opened = tuple(replace(each, setup=setup, latencies=latencies, schedule=kept) for each in CELLS)
+    result = replace(RESULT, cells=(*CELLS, *opened))
+    text = report_contention.contention(result)
+
+    assert text.count("| time to claim | its intended time | 4 [3.6 to 4.4] |") == 2
+    assert text.count("| enqueue commit | the call's begin |") == 2
+    assert "| 16 | killproof | 398 | 397 | 12 | 3 | 4 | 50 |" in text
+    assert "## power, 400 jobs/s offered (poisson)" in text
+    assert "Time from enqueue to claim" not in text
+    assert "Each latency by itself" not in report_contention.contention(RESULT)
+
+
+def test_two_setups_that_differ_in_their_backlog_alone_are_told_apart() -> None:
+    fewer = replace(CELLS[0], setup=replace(SETUP, backlog=500))
+
+    assert [name for name, _ in report.groups((*CELLS, fewer))] == [
+        "power, backlog 140,000",
+        "power, backlog 500",
+    ]
+
+
+def test_a_setup_is_named_by_what_is_not_as_usual() -> None:
+    odd = replace(SETUP, call="claim-then-ack", payload_bytes=5_000, finished=1_000_000, job_ms=2.5)
+
+    assert report.plan_name(odd) == (
+        "power, claim then ack, payload 5,000 bytes, 1,000,000 finished, 2.5 ms of work"
+    )
+    assert report.plan_name(replace(odd, batch=10)).startswith("power, batch 10, payload")

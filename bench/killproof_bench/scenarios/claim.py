@@ -9,51 +9,43 @@ coin, and the second pair mirrors the first, so that two rounds make ABBA or BAA
 the machine then falls on both arms alike.
 """
 
+import dataclasses
 import os
 import random
 import shutil
 import sqlite3
-import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from killproof import Queue
-from killproof_bench import ledger, measure
-from killproof_bench.arms import BUSY_MS
+from killproof_bench import ledger, measure, sampling
+from killproof_bench.anatomy import parts
+from killproof_bench.cells import Kept, Recorded, cell_of
 from killproof_bench.crew import Crew, Outcome, specs
+from killproof_bench.load import Spec
 from killproof_bench.machine import raw_syncs_per_second
 from killproof_bench.measure import Samples
-from killproof_bench.recording import Call
-from killproof_bench.result import (
-    ARMS,
-    Cell,
-    ClaimCard,
-    Correctness,
-    Figure,
-    Ratio,
-    Round,
-)
-from killproof_bench.seeding import PAYLOAD_BYTES, seed_available
+from killproof_bench.pacing import Arrivals
+from killproof_bench.recording import Call, Kind
+from killproof_bench.result import ARMS, Cell, Correctness, Round, Setup
+from killproof_bench.sampling import CLAIMS, Series, Window
+from killproof_bench.seeding import PAYLOAD_BYTES, seed_available, seed_finished
 
 #: More than any queue on SQLite takes from one file; a run that finds the queue empty is `unknown`.
 BACKLOG_PER_SECOND = 20_000
-#: Rates and intervals rest on blocks of a second: long beside a call, short beside a round.
-BLOCK_SECONDS = 1.0
+#: The same with several jobs in one transaction.
+BATCHED_PER_SECOND = 60_000
 #: Between two rounds: the kernel's own writing ends, so that one arm does not pay for the other.
 PAUSE_SECONDS = 0.1
 
 Durability = Literal["power", "process"]
-BUSY_POLICY = {
-    "killproof": "turnstile for at most 0.25 s, then an own loop of 0.5 to 1 ms, 30 s",
-    "reference": f"SQLite's busy handler, {BUSY_MS // 1000} s",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,16 +58,50 @@ class Plan:
     rounds: int = 2  #: Of each arm at each number of workers.
     durability: Durability = "power"
     seed: int = 1
+    call: Literal["ack-and-claim", "claim-then-ack"] = "ack-and-claim"
+    batch: int = 1
+    payload_bytes: int = PAYLOAD_BYTES
+    finished: int = 0  #: Jobs that have succeeded before a round begins.
+    jobs: int | None = None  #: Available when a round begins; `None`: more than can be done.
+    job_ms: float = 0.0
+    loop: Literal["closed", "open"] = "closed"
+    rate_per_s: float = 0.0  #: Of an open loop: jobs, by all processes together.
+    arrivals: Arrivals = "poisson"
+    producers: int = 0  #: Of an open loop; 0: the workers' own calls follow the schedule.
 
     @property
     def backlog(self) -> int:
-        """Jobs in the file before each round."""
-        return round(BACKLOG_PER_SECOND * (self.seconds + self.warmup_seconds))
+        """Jobs in the file before each round that can be claimed."""
+        if self.jobs is not None:
+            return self.jobs
+        seconds = self.seconds + self.warmup_seconds
+        if self.loop == "open":
+            # Twice what the schedule takes: an open loop must not run dry either.
+            return 0 if self.producers else round(2 * self.rate_per_s * seconds) + 1_000
+        return round((BACKLOG_PER_SECOND if self.batch == 1 else BATCHED_PER_SECOND) * seconds)
 
     @property
     def synchronous(self) -> str:
         """What a plain program sets for the same durability."""
         return "FULL" if self.durability == "power" else "NORMAL"
+
+    @property
+    def setup(self) -> Setup:
+        """The conditions, as they are recorded."""
+        is_open = self.loop == "open"
+        return Setup(
+            durability=self.durability,
+            loop=self.loop,
+            arrivals=self.arrivals if is_open else "",
+            rate_per_s=self.rate_per_s if is_open else 0.0,
+            producers=self.producers if is_open else 0,
+            call=self.call if self.batch == 1 else "claim-then-ack",
+            batch=self.batch,
+            payload_bytes=self.payload_bytes,
+            backlog=self.backlog,
+            finished=self.finished,
+            job_ms=self.job_ms,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,126 +129,103 @@ def order(plan: Plan, arms: tuple[str, str] = ARMS) -> Iterator[Step]:
                 position += 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """The calls of one round that fell into its measured time."""
-
-    latencies: Samples  #: ns, all workers.
-    blocks: Samples  #: For each latency, the block in which the call ended.
-    per_block: Samples  #: Calls that ended in each block.
-    counts: tuple[int, ...]  #: Calls that ended, by worker.
-    block_seconds: float
-
-
-def sample(calls: Sequence[Samples], from_ns: int, seconds: float) -> Sample:
-    """Cut the measured time out of what the workers recorded.
-
-    A call that ended in it counts for the rate. Its latency also counts if it was still waiting at
-    the end: to leave it out would hide exactly the worker that waited longest.
-    """
-    blocks = max(1, round(seconds / BLOCK_SECONDS))
-    block_ns = round(seconds * 1e9) // blocks
-    until_ns = from_ns + blocks * block_ns
-    latencies, places, counts = [], [], []
-    per_block = np.zeros(blocks, dtype=np.int64)
-    for call in calls:
-        begin, end = call[:, Call.BEGIN], call[:, Call.END]
-        ended = (end >= from_ns) & (end < until_ns)
-        per_block += np.bincount((end[ended] - from_ns) // block_ns, minlength=blocks)
-        counts.append(int(np.count_nonzero(ended)))
-        seen = (end >= from_ns) & (begin < until_ns)
-        latencies.append(end[seen] - begin[seen])
-        places.append(np.minimum((end[seen] - from_ns) // block_ns, blocks - 1))
-    return Sample(
-        latencies=np.concatenate(latencies),
-        blocks=np.concatenate(places),
-        per_block=per_block,
-        counts=tuple(counts),
-        block_seconds=block_ns / 1e9,
-    )
-
-
-@dataclass(slots=True)
-class Recorded:
-    """The rounds of one cell as they come in."""
-
-    rounds: list[Round] = field(default_factory=list)
-    samples: list[Sample] = field(default_factory=list)
-    facts: dict[str, str] = field(default_factory=dict)
-
-
 class Bench:
     """A run of the scenario; keeps what has ended, so that an interrupted run can report it."""
 
-    def __init__(self, plan: Plan, folder: Path, environment: dict[str, str]) -> None:
+    def __init__(
+        self, plan: Plan, folder: Path, environment: dict[str, str], *, first: int = 0
+    ) -> None:
         """Prepare.
 
         Args:
             plan: What to measure.
-            folder: An empty folder on the disk to be measured.
+            folder: A folder on the disk to be measured.
             environment: cpu, filesystem, python and so on, for the claim cards.
-
-        Raises:
-            FileRefused: The folder's file system cannot keep the durability.
+            first: The place of the first round in the order of the whole run.
         """
         self.plan = plan
         self.raw_rates: list[float] = []
         self._folder = folder
         self._environment = environment
+        self._first = first
         self._recorded: defaultdict[tuple[int, str], Recorded] = defaultdict(Recorded)
-        self._template = make_template(folder, plan.durability, plan.backlog)
 
     def run(self, tick: Callable[[Step, float], None]) -> None:
-        """Run every round; `tick` is told the round and the seconds since its begin."""
-        steps = list(order(self.plan))
+        """Run every round; `tick` is told the round and the seconds since its begin.
+
+        Raises:
+            FileRefused: The folder's file system cannot keep the durability.
+            CrewError: A process failed.
+        """
+        plan = self.plan
+        template = make_template(
+            self._folder,
+            plan.durability,
+            plan.backlog,
+            finished=plan.finished,
+            payload_bytes=plan.payload_bytes,
+        )
         self.raw_rates.append(raw_syncs_per_second(self._folder))
-        for step in steps:
+        for step in order(plan):
             begin = time.monotonic()
 
             def told(step: Step = step, begin: float = begin) -> None:
                 tick(step, time.monotonic() - begin)
 
-            self._run_round(step, told)
+            self._run_round(step, template, told)
+        template.unlink()
 
     def cells(self) -> tuple[Cell, ...]:
         """Return what has ended so far; a cell needs one whole round."""
+        plan = self.plan
         return tuple(
-            cell_of(workers, arm, recorded, self.plan, self._environment)
+            cell_of(workers, arm, recorded, plan.setup, self._environment, seed=plan.seed)
             for (workers, arm), recorded in sorted(self._recorded.items())
         )
 
-    def _run_round(self, step: Step, tick: Callable[[], None]) -> None:
-        plan, folder = self.plan, self._folder / f"round-{step.position}"
+    def _run_round(self, step: Step, template: Path, tick: Callable[[], None]) -> None:
+        plan, folder = self.plan, self._folder / f"round-{self._first + step.position}"
         folder.mkdir()
-        shutil.copyfile(self._template, folder / "queue.db")
+        shutil.copyfile(template, folder / "queue.db")
         os.sync()
         time.sleep(PAUSE_SECONDS)
-        told = specs(
-            folder,
-            step.arm,
-            step.workers,
-            backlog=plan.backlog,
-            synchronous=plan.synchronous,
-        )
-        with Crew(told, hash_seed=step.hash_seed) as crew:
+        with Crew(processes(folder, plan, step), hash_seed=step.hash_seed) as crew:
             crew.wait_until_ready()
             start_ns = crew.go(plan.warmup_seconds + plan.seconds)
             from_ns = start_ns + round(plan.warmup_seconds * 1e9)
             crew.wait_for(from_ns + round(plan.seconds * 1e9), tick)
             outcome = crew.finish()
-        cut = sample(outcome.calls, from_ns, plan.seconds)
-        correctness = verdict(folder / "queue.db", plan.backlog, outcome)
+        correctness = verdict(folder / "queue.db", plan.backlog, outcome, finished=plan.finished)
         shutil.rmtree(folder)
         self.raw_rates.append(raw_syncs_per_second(self._folder))
-        recorded = self._recorded[step.workers, step.arm]
+        self._record(step, outcome, from_ns, correctness)
+
+    def _record(self, step: Step, outcome: Outcome, from_ns: int, correctness: Correctness) -> None:
+        plan, recorded = self.plan, self._recorded[step.workers, step.arm]
+        workers, producers = outcome.calls[: step.workers], outcome.calls[step.workers :]
+        cut = sampling.sample(workers, from_ns, plan.seconds)
+        measured = sampling.window(from_ns, plan.seconds)
+        for name, series in series_of(plan.setup, workers, producers, outcome, measured).items():
+            recorded.series.setdefault(name, []).append(series)
+        if split := parts(workers, producers, from_ns, measured.until_ns):
+            recorded.parts.append(split)
+        if plan.loop == "open":
+            recorded.kept.append(_kept(plan, workers, producers, outcome, measured))
         recorded.facts = outcome.facts
         recorded.samples.append(cut)
+        recorded.ended += outcome.ended[: step.workers]
+        recorded.jobs += sum(len(jobs) for jobs in outcome.served)
+        recorded.empty_polls += sum(
+            int(np.count_nonzero(call[:, Call.KIND] == Kind.EMPTY)) for call in workers
+        )
+        tail = measure.quantile(cut.latencies, 999)
         recorded.rounds.append(
             Round(
-                position=step.position,
+                position=self._first + step.position,
                 jobs_per_s=sum(cut.counts) / (len(cut.per_block) * cut.block_seconds),
                 per_second=tuple(int(count) for count in cut.per_block),
                 counts=cut.counts,
+                p999_ms=None if tail is None else tail / 1e6,
                 max_ms=float(cut.latencies.max()) / 1e6 if len(cut.latencies) else 0.0,
                 raw_before=self.raw_rates[-2],
                 raw_after=self.raw_rates[-1],
@@ -232,157 +235,162 @@ class Bench:
         )
 
 
-def make_template(folder: Path, durability: Durability, backlog: int) -> Path:
+def processes(folder: Path, plan: Plan, step: Step) -> list[Spec]:
+    """Return what each worker, and behind them each producer, of one round is told."""
+    seconds = plan.warmup_seconds + plan.seconds
+    fed = plan.loop == "open" and plan.producers > 0
+    # A schedule is a matter of chance: room for twice its mean, and for a short one's spread.
+    arriving = round(2 * plan.rate_per_s * seconds) + 1_000 if fed else 0
+    workers = [
+        dataclasses.replace(
+            spec,
+            loop="open" if plan.loop == "open" and not fed else "closed",
+            # A turn of a worker takes a batch.
+            rate_per_s=plan.rate_per_s / step.workers / plan.batch,
+            arrivals=plan.arrivals,
+            batch=plan.batch,
+            job_ms=plan.job_ms,
+            call=plan.call,
+            fed=fed,
+            seed=step.hash_seed + index,
+            timed=True,
+        )
+        for index, spec in enumerate(
+            specs(
+                folder,
+                step.arm,
+                step.workers,
+                backlog=plan.backlog + arriving,
+                synchronous=plan.synchronous,
+            )
+        )
+    ]
+    producers = [
+        dataclasses.replace(
+            workers[0],
+            calls_file=str(folder / f"enqueues-{index}.bin"),
+            role="producer",
+            loop="open",
+            rate_per_s=plan.rate_per_s / plan.producers,
+            batch=1,
+            payload_bytes=plan.payload_bytes,
+            seed=step.hash_seed + step.workers + index,
+        )
+        for index in range(plan.producers if fed else 0)
+    ]
+    return [*workers, *producers]
+
+
+def series_of(
+    setup: Setup,
+    workers: Sequence[Samples],
+    producers: Sequence[Samples],
+    outcome: Outcome,
+    measured: Window,
+) -> dict[tuple[str, str], Series]:
+    """Return every latency of one round but the claim call's own, by kind and basis."""
+    found = {}
+    if setup.loop == "open" and not producers:
+        found["claim call", "intended"] = sampling.series(
+            workers, CLAIMS, measured, since=Call.INTENDED
+        )
+    if setup.call == "claim-then-ack" or producers:
+        found["ack call", "operation"] = sampling.series(workers, (Kind.ACK,), measured)
+    if producers:
+        enqueues = (Kind.ENQUEUE,)
+        found["enqueue commit", "operation"] = sampling.series(producers, enqueues, measured)
+        found["enqueue commit", "intended"] = sampling.series(
+            producers, enqueues, measured, since=Call.INTENDED
+        )
+        found["time to claim", "intended"] = sampling.time_to_claim(
+            producers, outcome.served, measured
+        )
+    return found
+
+
+def _kept(
+    plan: Plan,
+    workers: Sequence[Samples],
+    producers: Sequence[Samples],
+    outcome: Outcome,
+    measured: Window,
+) -> Kept:
+    scheduled, kinds = (producers, (Kind.ENQUEUE,)) if producers else (workers, CLAIMS)
+    size = 1 if producers else plan.batch
+    ended = outcome.ended[len(workers) :] if producers else outcome.ended
+    skipped = sum(each.skipped for each in ended)
+    served = sum(len(jobs) for jobs in outcome.served)
+    return Kept(
+        # What no time was left for was due at the end, which is measured time.
+        due=sampling.due(scheduled, kinds, measured) + skipped * size,
+        late=sum(each.late for each in ended),
+        skipped=skipped,
+        left=plan.backlog + len(outcome.enqueued) - served if producers else 0,
+    )
+
+
+def make_template(
+    folder: Path,
+    durability: Durability,
+    backlog: int,
+    *,
+    finished: int = 0,
+    payload_bytes: int = PAYLOAD_BYTES,
+) -> Path:
     """Make the file that every round begins with a copy of."""
     template = folder / "template.db"
     with Queue(template, durability=durability) as queue:
         now_ms = queue.host.clock.now_ms()
-    seed_available(template, backlog, now_ms)
+    # The finished come first: an old file's ids, and `stored` tells them by that.
+    if finished:
+        seed_finished(template, finished, now_ms, payload_bytes=payload_bytes)
+    if backlog:
+        seed_available(template, backlog, now_ms, payload_bytes=payload_bytes)
     return template
 
 
-def verdict(database: Path, backlog: int, outcome: Outcome) -> Correctness:
+def verdict(database: Path, backlog: int, outcome: Outcome, *, finished: int = 0) -> Correctness:
     """Read the database after all workers have ended, and judge the round."""
-    correctness = ledger.judge(backlog, outcome.accounts, stored(database))
+    found = stored(database, finished=finished)
+    correctness = ledger.judge(backlog, outcome.accounts, found, enqueued=outcome.enqueued)
     if correctness.verdict == "pass" and outcome.ran_dry:
         reason = f"the backlog of {backlog} jobs ran dry: measure for a shorter time"
         return Correctness(verdict="unknown", because=(reason,), jobs=correctness.jobs)
     return correctness
 
 
-def stored(database: Path) -> ledger.Stored:
-    """Read what the ledger compares with."""
+def stored(database: Path, *, finished: int = 0) -> ledger.Stored:
+    """Read what the ledger compares with; the first so many jobs had ended before the run."""
     with closing(sqlite3.connect(database)) as connection:
-        (deliveries,) = connection.execute("SELECT sum(deliveries) FROM job").fetchone()
-        (attempts,) = connection.execute("SELECT count(*) FROM attempt").fetchone()
+        after = (finished,)
+        (deliveries,) = connection.execute(
+            "SELECT sum(deliveries) FROM job WHERE id > ?", after
+        ).fetchone()
+        (attempts,) = connection.execute(
+            "SELECT count(*) FROM attempt WHERE job_id > ?", after
+        ).fetchone()
         return ledger.Stored(
-            counts=dict(connection.execute("SELECT state, count(*) FROM job GROUP BY state")),
+            counts=dict(
+                connection.execute(
+                    "SELECT state, count(*) FROM job WHERE id > ? GROUP BY state", after
+                )
+            ),
             done=dict(
                 connection.execute(
                     "SELECT id, worker FROM job JOIN attempt ON job_id = id"
-                    " WHERE state = 'succeeded' AND outcome = 'succeeded'"
+                    " WHERE id > ? AND state = 'succeeded' AND outcome = 'succeeded'",
+                    after,
                 )
             ),
             attempts=attempts,
-            deliveries=deliveries,
+            deliveries=deliveries or 0,
             integrity="; ".join(
                 str(line) for (line,) in connection.execute("PRAGMA integrity_check")
             ),
+            waiting=frozenset(
+                job
+                for (job,) in connection.execute(
+                    "SELECT id FROM job WHERE id > ? AND state = 'available'", after
+                )
+            ),
         )
-
-
-def cell_of(
-    workers: int, arm: str, recorded: Recorded, plan: Plan, environment: dict[str, str]
-) -> Cell:
-    """Put the rounds of one arm at one number of workers together."""
-    samples, rounds = recorded.samples, recorded.rounds
-    blocks_per_round = len(samples[0].per_block)
-    latencies = np.concatenate([part.latencies for part in samples])
-    blocks = np.concatenate(
-        [part.blocks + number * blocks_per_round for number, part in enumerate(samples)]
-    )
-    p50, p99, p999 = (
-        measure.quantile_figure(latencies, blocks, permille, seed=plan.seed)
-        for permille in (500, 990, 999)
-    )
-    rate = measure.rate_figure(
-        np.concatenate([part.per_block for part in samples]),
-        block_seconds=samples[0].block_seconds,
-        seed=plan.seed,
-    )
-    shares = [measure.fewest_over_most(part.counts) for part in samples]
-    correctness = ledger.merged([each.correctness for each in rounds])
-    return Cell(
-        workers=workers,
-        arm=arm,
-        jobs_per_s=rate,
-        p50_ms=p50,
-        p99_ms=p99,
-        p999_ms=p999,
-        max_ms=max(each.max_ms for each in rounds),
-        fewest_over_most=statistics.median(shares),
-        fewest_over_most_worst=min(shares),
-        jain_min=min(measure.jain(part.counts) for part in samples),
-        correctness=correctness,
-        card=card_of(workers, arm, recorded, rate, correctness, plan, environment),
-        rounds=tuple(rounds),
-    )
-
-
-def card_of(
-    workers: int,
-    arm: str,
-    recorded: Recorded,
-    rate: Figure,
-    correctness: Correctness,
-    plan: Plan,
-    environment: dict[str, str],
-) -> ClaimCard:
-    """Fill the claim card of one cell."""
-    facts = recorded.facts
-    return ClaimCard(
-        operation="ack-and-claim: one transaction acks a job and claims the next",
-        unit="jobs/s; milliseconds per call",
-        load_model="closed loop, no work between two calls",
-        arrivals="none: all jobs are there before the round begins",
-        workers=f"{workers} x 1 process with one connection",
-        batch=1,
-        payload_bytes=PAYLOAD_BYTES,
-        rows_live=plan.backlog,
-        rows_dead=0,
-        journal_mode=facts["journal_mode"],
-        synchronous=facts["synchronous"],
-        autocheckpoint=int(facts["autocheckpoint"]),
-        busy_policy=BUSY_POLICY[arm],
-        durability=plan.durability
-        + (
-            " (sync after the commit, shared)"
-            if arm == ARMS[0] and plan.durability == "power"
-            else ""
-        ),
-        filesystem=environment["filesystem"],
-        cpu=environment["cpu"],
-        python=environment["python"],
-        sqlite=facts["sqlite"],
-        seconds=plan.seconds * len(recorded.rounds),
-        n=rate.n,
-        interval=_interval(recorded),
-        checkpoints=sum(each.watch.restarts for each in recorded.rounds),
-        late_or_skipped="not applicable: closed loop",
-        steady=all(measure.is_steady(each.per_second) for each in recorded.rounds),
-        correctness=correctness.verdict,
-    )
-
-
-def _interval(recorded: Recorded) -> str:
-    blocks = sum(len(part.per_block) for part in recorded.samples)
-    text = f"{blocks} blocks of {recorded.samples[0].block_seconds:g} s"
-    if blocks < measure.BLOCKS_MIN:
-        return f"refused: {text} are too few"
-    return f"95%, bootstrap over {text}"
-
-
-def ratios(cells: Sequence[Cell]) -> tuple[Ratio, ...]:
-    """Return killproof beside the reference, for each number of workers that has both."""
-    by_arm = {(cell.workers, cell.arm): cell for cell in cells}
-    found = []
-    for workers in sorted({cell.workers for cell in cells}):
-        ours, reference = (by_arm.get((workers, arm)) for arm in ARMS)
-        if ours is None or reference is None:
-            continue
-        found.append(
-            Ratio(
-                workers=workers,
-                fewest_over_most=ours.fewest_over_most,
-                fewest_over_most_reference=reference.fewest_over_most,
-                p999=_quotient(ours.p999_ms, reference.p999_ms),
-                throughput=_quotient(ours.jobs_per_s, reference.jobs_per_s),
-            )
-        )
-    return tuple(found)
-
-
-def _quotient(ours: Figure, reference: Figure) -> float | None:
-    if ours.value is None or not reference.value:
-        return None
-    return ours.value / reference.value

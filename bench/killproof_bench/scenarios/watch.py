@@ -27,14 +27,13 @@ import numpy as np
 from killproof_bench import ledger, measure
 from killproof_bench.crew import END_SECONDS, READY_SECONDS, Crew, CrewError, Outcome, specs
 from killproof_bench.result import Correctness, Figure
+from killproof_bench.sampling import Sample, sample
 from killproof_bench.scenarios.claim import (
     PAUSE_SECONDS,
     Plan,
-    Sample,
     Step,
     make_template,
     order,
-    sample,
     verdict,
 )
 from killproof_bench.watchers import Watched
