@@ -14,6 +14,7 @@ The log is moved by SQLite's automatic checkpoint, of about the size of killproo
 import os
 import sqlite3
 import time
+from contextlib import closing
 from typing import Final, Protocol
 
 from killproof import Host, Lease, Queue
@@ -33,6 +34,8 @@ OPERATIONS: Final = (CLAIM_ACK, ACK_AND_CLAIM)
 
 #: 128 random bits stand here in killproof.
 OWNER: Final = "0" * 32
+#: Longer than any log of these runs: killproof moves one that has grown by 4 MiB.
+LOG_BYTES: Final = 8 << 20
 #: Of the column in the row of a job; a test compares.
 FENCE: Final = 10
 
@@ -61,6 +64,20 @@ def open_arm(arm: str, path: str) -> Arm:
     if arm == KILLPROOF:
         return Killproof(path)
     return Bare(path, "FULL" if arm == BARE_FULL else "NORMAL", own_sync=arm == BARE_SYNC)
+
+
+def extend_log(path: str) -> None:
+    """Make the log as long as one in use is, while an arm has the file open.
+
+    A log that still grows gets new blocks, which the file system has to journal at each sync: a
+    third more for a commit.  A log in use was cut back to its begin many times, and is overwritten.
+    How long it grows is chance (killproof) or fixed (SQLite): it would be counted to one arm.
+    """
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("CREATE TABLE filling (content BLOB)")
+        connection.execute("INSERT INTO filling VALUES (zeroblob(?))", (LOG_BYTES,))
+        connection.execute("DROP TABLE filling")
+        connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
 
 
 class Killproof:

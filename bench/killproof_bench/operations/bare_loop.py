@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from killproof_bench.operations.bare_arms import CLAIM_ACK, Arm, open_arm
+from killproof_bench.operations.bare_arms import CLAIM_ACK, Arm, extend_log, open_arm
 from killproof_bench.operations.turns import mirrored, restarts
 
 
@@ -42,7 +42,8 @@ def main(argument: str) -> dict[str, Any]:
     spec = Spec(**json.loads(argument))
     arms: dict[str, Arm] = {name: open_arm(name, path) for name, path in spec.files.items()}
     facts = {name: {**arm.facts(), "file": spec.files[name]} for name, arm in arms.items()}
-    for arm in arms.values():
+    for name, arm in arms.items():
+        extend_log(spec.files[name])
         _slice(arm, spec)
     spent = dict.fromkeys(arms, 0)
     gc.collect()

@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from killproof_bench.operations.bare_arms import extend_log
 from killproof_bench.operations.enqueue_arms import Arm, open_arm
 from killproof_bench.operations.turns import mirrored, restarts
 
@@ -58,7 +59,8 @@ def main(argument: str) -> dict[str, Any]:
         ids[name] += told
         return spent_ns
 
-    for name in arms:
+    for name, path in spec.files.items():
+        extend_log(path)
         batch(name)
     gc.collect()
     gc.freeze()

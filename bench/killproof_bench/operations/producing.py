@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from killproof_bench.operations import producer
+from killproof_bench.operations.bare_arms import extend_log
 from killproof_bench.operations.turns import ChildError, restarts
 
 #: Between "go" and the first call: every producer reads its line before anybody begins.
@@ -46,6 +47,7 @@ def produce(spec: producer.Spec, producers: int, *, seconds: float, hash_seed: i
     ]
     try:
         facts = [_answer(process) for process in processes]
+        extend_log(spec.database)
         start_ns = time.perf_counter_ns() + START_NS
         count_ns = start_ns + round(0.2 * seconds * 1e9)
         stop_ns = count_ns + round(seconds * 1e9)

@@ -66,6 +66,7 @@ def bare(plan: bare_scenario.Plan) -> Part:
         run.comparisons += bare_scenario.run(
             run.folder, plan, environment=run.environment, tick=run.tick
         )
+        run.spending += bare_scenario.spend(run.folder, plan, tick=run.tick)
 
     return plan.seconds, measure
 

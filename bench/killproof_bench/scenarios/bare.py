@@ -7,17 +7,17 @@ Valid comparison: the arms of one repeat.
 
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from killproof_bench import ledger
 from killproof_bench.machine import raw_syncs_per_second
-from killproof_bench.operations import bare_loop
+from killproof_bench.operations import bare_loop, spending_loop
 from killproof_bench.operations.bare_arms import ARMS, OPERATIONS
 from killproof_bench.operations.comparing import compared
-from killproof_bench.operations.result import Comparison
+from killproof_bench.operations.result import Comparison, Cost, Spending
 from killproof_bench.operations.turns import Turned, copy_durably, run_child
 from killproof_bench.result import Correctness
 from killproof_bench.scenarios.claim import Durability, make_template, stored
@@ -120,6 +120,57 @@ def _repeat(
         seed=plan.seed + number,
     )
     return run_child(bare_loop.__name__, asdict(spec), hash_seed=plan.seed + number)
+
+
+def spend(folder: Path, plan: Plan, *, tick: Callable[[str], None]) -> tuple[Spending, ...]:
+    """Measure where a job's time goes, for every operation at every level.
+
+    Args:
+        folder: An empty folder on the disk to be measured.
+        plan: What to measure; one process for each, of as many slices as a repeat has.
+        tick: Told what is done next.
+
+    Raises:
+        ChildError: A process failed.
+    """
+    found = []
+    for durability in plan.durabilities:
+        jobs = SLICE_JOBS[durability]
+        template = make_template(folder, durability, jobs * (plan.slices + 1) + 1)
+        for operation in plan.operations:
+            tick(f"parts of {operation}, {durability}")
+            place = folder / "spending"
+            place.mkdir()
+            sides = (spending_loop.KILLPROOF, spending_loop.BARE, spending_loop.PROFILED)
+            files = {side: str(place / f"{side}.db") for side in sides}
+            for file in files.values():
+                copy_durably(template, Path(file))
+            spec = spending_loop.Spec(
+                operation=operation,
+                files=files,
+                own_sync=durability == "power",
+                slices=plan.slices,
+                jobs=jobs,
+                seed=plan.seed,
+            )
+            told = run_child(spending_loop.__name__, asdict(spec), hash_seed=plan.seed)
+            shutil.rmtree(place)
+            found.append(
+                Spending(
+                    operation=operation,
+                    durability=durability,
+                    jobs=told["jobs"],
+                    killproof=_costs(told["parts"][spending_loop.KILLPROOF]),
+                    bare=_costs(told["parts"][spending_loop.BARE]),
+                    functions=_costs(told["functions"]),
+                )
+            )
+        template.unlink()
+    return tuple(found)
+
+
+def _costs(rows: Sequence[tuple[str, float, float]]) -> tuple[Cost, ...]:
+    return tuple(Cost(part=part, calls=calls, us=us) for part, calls, us in rows)
 
 
 def _judged(ended: Mapping[str, Any], backlog: int) -> Correctness:
