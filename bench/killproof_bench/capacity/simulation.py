@@ -48,7 +48,7 @@ class Played:
     jobs_per_s: float
     calls_ms: Times  #: Of every claim call, in the order of their ends.
     waits_ms: Times  #: From the intended enqueue to the end of the claim; empty in a closed loop.
-    stable: bool  #: The backlog does not grow: the last third waits no more than double the middle.
+    stable: bool  #: The last third waits no more than three times as long as the first.
 
     def call(self, permille: int) -> float:
         """Return a quantile of the claim call, milliseconds."""
@@ -305,6 +305,7 @@ def _played(ends: Times, latencies: Times, waits: Times) -> Played:
         jobs_per_s=(len(ends) - 1) / spent if spent else 0.0,
         calls_ms=latencies / 1_000,
         waits_ms=waits / 1_000,
-        # A millisecond more is no trend where the waits themselves are shorter.
-        stable=not thirds or thirds[2] <= 2 * thirds[1] + 1_000,
+        # A backlog that grows evenly makes the last third wait five times as long as the first. A
+        # millisecond more is no trend where the waits themselves are shorter.
+        stable=not thirds or thirds[2] <= 3 * thirds[0] + 1_000,
     )
