@@ -14,7 +14,14 @@ from typing import Annotated, Final
 
 import typer
 
-from killproof_bench import bare_command, capacity_command, claim_command, enqueue_command
+from killproof_bench import (
+    bare_command,
+    capacity_command,
+    claim_command,
+    enqueue_command,
+    idle_command,
+    operations_command,
+)
 from killproof_bench.command import (
     EXIT_CODES,
     EXIT_FAILED,
@@ -230,3 +237,5 @@ def dispatcher(
 app.command("capacity")(capacity_command.capacity)
 app.command("bare")(bare_command.bare)
 app.command("enqueue")(enqueue_command.enqueue)
+app.command("idle")(idle_command.idle)
+app.command("operations")(operations_command.operations)

@@ -18,6 +18,10 @@ SINGLE_SLOW_DISK: Final = 2.0
 SINGLE_FAST_DISK: Final = 1.2
 #: Raw syncs per second that divide the two.
 SLOW_DISK: Final = 2_500
+#: From the call of `enqueue` to the first line of an idle worker's handler.
+IDLE_START_MS: Final = 5.0
+#: Of one core, for each idle worker.
+IDLE_CPU: Final = 0.01
 #: Single enqueues of many processes: the operation's name.
 SINGLE: Final = "enqueue, 16 producers"
 
@@ -37,7 +41,7 @@ def goals(comparisons: Sequence[Comparison], idle: Idle | None) -> tuple[Goal, .
             asked = SINGLE_SLOW_DISK if min(each.raw) < SLOW_DISK else SINGLE_FAST_DISK
             (ratio,) = each.ratios
             found.append(_goal(f"{SINGLE}, of the {ratio.against}", ratio.value, asked, each))
-    return tuple(found)
+    return (*found, *(_idle(idle) if idle is not None else ()))
 
 
 def sentence(found: Sequence[Goal], verdict: Verdict) -> str:
@@ -60,6 +64,33 @@ def _bare(each: Comparison) -> Goal:
         f"one worker, {each.operation}, {each.durability}, of {ratio.against}",
         ratio.value, asked, each, share=True,
     )  # fmt: skip
+
+
+def _idle(idle: Idle) -> tuple[Goal, ...]:
+    """A start in time, a processor left alone, and nothing written while there is nothing to do."""
+    void = idle.correctness.verdict != "pass"
+    median, cpu = idle.start_p50_ms.value, _value(idle.cpu_per_worker)
+    writes = (idle.write_transactions or 0) + idle.log_changes + idle.write_locks_seen
+    return (
+        Goal(
+            what="an idle worker starts a job of another process, median",
+            asked=f"under {IDLE_START_MS:g} ms",
+            measured="void" if void or median is None else f"{median:.2f} ms",
+            met=None if void or median is None else median < IDLE_START_MS,
+        ),
+        Goal(
+            what="an idle worker's processor, mean",
+            asked=f"under {IDLE_CPU:.0%} of one core",
+            measured=f"{cpu:.2%}",
+            met=cpu < IDLE_CPU,
+        ),
+        Goal(
+            what="write transactions, changed logs and write locks seen while idle",
+            asked="none",
+            measured=f"{writes} in {idle.idle_seconds:.0f} s",
+            met=writes == 0,
+        ),
+    )
 
 
 def _goal(

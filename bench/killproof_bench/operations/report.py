@@ -1,7 +1,7 @@
 """Turn the single figures into lines and a report: pure functions of the result."""
 
-from killproof_bench.operations.result import Comparison, OperationsResult, Spending
-from killproof_bench.report import markdown_table
+from killproof_bench.operations.result import Comparison, Idle, OperationsResult, Spending
+from killproof_bench.report import figure, markdown_table
 
 TITLE = "Operations: one worker, one enqueue, one idle worker"
 
@@ -18,6 +18,8 @@ def terminal(result: OperationsResult) -> str:
             lines.append(f"  over {ratio.against:<23} {ratio.value.value:>10.3f} ({repeats})")
     for spent in result.spending:
         lines += ["", *spending(spent)]
+    if result.idle is not None:
+        lines += ["", *idle_lines(result.idle)]
     for goal in result.goals:
         met = {True: "yes", False: "NO", None: "void"}[goal.met]
         lines.append(f"{met:<4} {goal.what}: {goal.measured}, asked {goal.asked}")
@@ -35,6 +37,22 @@ def spending(spent: Spending) -> list[str]:
     lines.append("  functions by their own time, under a profiler:")
     lines += [f"    {f.us:7.1f} ({f.calls:.1f})  {f.part}" for f in spent.functions]
     return lines
+
+
+def idle_lines(idle: Idle) -> list[str]:
+    """Return what idle workers cost and how soon they start."""
+    cpu = idle.cpu_per_worker
+    return [
+        f"{idle.files} files with {idle.workers} idle workers each, {idle.durability}",
+        f"  start after the call of enqueue: p50 {figure(idle.start_p50_ms)} ms, "
+        f"p99 {figure(idle.start_p99_ms)} ms, longest {idle.start_max_ms:.2f} ms, "
+        f"n {idle.start_p50_ms.n:,}",
+        f"  start after its return: p50 {figure(idle.committed_p50_ms)} ms",
+        f"  idle for {idle.idle_seconds:.1f} s: {cpu.value:.2%} of a core each "
+        f"({cpu.low:.2%} to {cpu.high:.2%}), {idle.voluntary_switches_per_s:.1f} wake-ups/s",
+        f"  write transactions {idle.write_transactions}, logs changed {idle.log_changes}, "
+        f"locks seen {idle.write_locks_seen} of {idle.lock_samples:,} looks",
+    ]
 
 
 def raw(each: Comparison) -> str:

@@ -29,6 +29,7 @@ from killproof_bench.operations.result import (
 from killproof_bench.operations.turns import ChildError
 from killproof_bench.scenarios import bare as bare_scenario
 from killproof_bench.scenarios import enqueue as enqueue_scenario
+from killproof_bench.scenarios import idle as idle_scenario
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -78,6 +79,15 @@ def enqueue(plan: enqueue_scenario.Plan) -> Part:
         run.comparisons += enqueue_scenario.run(
             run.folder, plan, environment=run.environment, tick=run.tick
         )
+
+    return plan.seconds, measure
+
+
+def idle(plan: idle_scenario.Plan) -> Part:
+    """Return the part that watches idle workers, and gives them jobs."""
+
+    def measure(run: Run) -> None:
+        run.idle = idle_scenario.run(run.folder, plan, environment=run.environment, tick=run.tick)
 
     return plan.seconds, measure
 
