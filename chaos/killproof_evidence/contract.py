@@ -2,7 +2,8 @@
 
 `contract.toml` has three tables:
 
-    [promises]      P1 = "power" or "process"; P6 = "transaction" or "key"; others true or false
+    [promises]      P1 = "power" or "process"; P6 = "transaction", "key" or "at-most-once"; others
+                    true or false
     [parameters]    lease_ms, max_attempts, retry, grace_ms, recovery_ms, busy_ms ...
     [edges]         available = ["leased", "cancelled"]; `start` lists the states of a new job,
                     and `deleted` as a target allows the row to go
@@ -35,6 +36,9 @@ TERMINAL: Final = frozenset({"succeeded", "dead", "cancelled", "expired"})
 #: Left of an edge: a job that does not exist yet. Right of an edge: its row is gone.
 START: Final = "start"
 DELETED: Final = "deleted"
+
+#: A level of P6: no handler is started twice for one job, and what a dead worker had is lost.
+AT_MOST_ONCE: Final = "at-most-once"
 
 PROMISE_NAMES: Final = tuple(f"P{number}" for number in range(1, 25))
 

@@ -369,6 +369,46 @@ def test_without_an_audit_a_row_may_be_gone_only_of_a_job_that_ended_and_only_wh
     assert run.verdict("P1") == ("pass" if gone and may_go else "violated")
 
 
+@pytest.mark.parametrize(
+    ("began", "deaths", "lost"), [(True, 0, False), (False, 1, False), (False, 0, True)]
+)
+def test_where_at_most_once_is_promised_a_job_may_go_with_who_took_it_and_not_without(
+    run: "Run", producer: "Process", first: "Process", began: bool, deaths: int, lost: bool
+) -> None:
+    run.promises["P6"] = "at-most-once"
+    run.edges["available"] = ("deleted",)
+    job = producer.enqueues("a")
+    if began:
+        first.starts(job)
+    run.commits(job, None)
+    job.rows = 0
+    for _ in range(deaths):
+        run.kills(first)
+
+    assert run.verdict("P1") == ("violated" if lost else "pass")
+
+
+@pytest.mark.parametrize(("level", "verdict"), [("at-most-once", "violated"), (True, "pass")])
+def test_no_death_excuses_a_second_start_where_at_most_once_is_promised(
+    run: "Run",
+    producer: "Process",
+    first: "Process",
+    second: "Process",
+    level: str | bool,
+    verdict: str,
+) -> None:
+    run.promises["P6"] = level
+    job = producer.enqueues("a")
+    first.claims(job)
+    first.starts(job)
+    run.kills(first)
+    run.reaps(job)
+    second.claims(job)
+    second.runs(job)
+
+    assert run.verdict("P6") == verdict
+
+
 def test_a_run_that_was_started_twice_under_its_name_has_its_steps_once(run: "Run") -> None:
     producer = run.process("p1")
     producer.starts_run("r", {"a": []})

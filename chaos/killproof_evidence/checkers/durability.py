@@ -4,7 +4,7 @@ import re
 
 from killproof_evidence.checkers.leases import lease_was_live
 from killproof_evidence.checkers.schedules import is_scheduled
-from killproof_evidence.contract import DELETED, TERMINAL
+from killproof_evidence.contract import AT_MOST_ONCE, DELETED, TERMINAL
 from killproof_evidence.evidence import Change, Evidence, Execution, Story, at, at_end, where
 from killproof_evidence.finding import Finding, Line, Tally
 from killproof_evidence.history import Operation
@@ -22,6 +22,7 @@ BUSY_MS_DEFAULT = 30_000
 def durable_acknowledgement(evidence: Evidence) -> Finding:
     """P1: an acknowledged enqueue is present or terminal at the end, and its payload whole."""
     tally = Tally()
+    vanished: list[Story] = []
     for story in evidence.stories:
         _check_given(evidence, tally, story)  # Also of a job of which nobody was told: it is there.
         enqueue = story.acknowledged()
@@ -29,7 +30,10 @@ def durable_acknowledgement(evidence: Evidence) -> Finding:
             continue
         tally.checked += 1
         _check_own(evidence, tally, story)
-        if story.row is None and not _may_be_gone(evidence, story):
+        if story.row is None and _was_taken_for_good(evidence, story):
+            if not story.executions:
+                vanished.append(story)
+        elif story.row is None and not _may_be_gone(evidence, story):
             seen = story.changes[-1].at if story.changes else None
             starts = (execution.at for execution in story.executions[-3:])
             tally.violate(
@@ -40,7 +44,37 @@ def durable_acknowledgement(evidence: Evidence) -> Finding:
                 seen,
                 *starts,
             )
+    _check_vanished(evidence, tally, vanished)
     return tally.finding("no enqueue was acknowledged", level="process")
+
+
+def _was_taken_for_good(evidence: Evidence, story: Story) -> bool:
+    """Say whether the queue promises at most once, and its contract lets this row go at the claim.
+
+    What such a queue has handed to a worker is the worker's, and dies with it.
+    """
+    if evidence.contract.promised("P6") != AT_MOST_ONCE:
+        return False
+    if not story.changes:
+        return any(DELETED in new for new in evidence.contract.edges.values())
+    last = story.changes[-1]
+    return last.new is None and evidence.contract.allows(last.old, None)
+
+
+def _check_vanished(evidence: Evidence, tally: Tally, vanished: list[Story]) -> None:
+    """Of the jobs that are gone and never started, each needs a process that died with it."""
+    deaths = len(evidence.killed) + len(evidence.self_ended)
+    for story in vanished[deaths:]:
+        enqueue = story.acknowledged()
+        assert enqueue is not None
+        tally.violate(
+            story.label,
+            f"{len(vanished)} acknowledged jobs are gone that never started, {story.label} among "
+            f"them, and {deaths} processes died that may have had one in hand",
+            at(enqueue),
+            at_end(enqueue),
+            story.changes[-1].at if story.changes else None,
+        )
 
 
 def _check_given(evidence: Evidence, tally: Tally, story: Story) -> None:

@@ -3,6 +3,7 @@
 from itertools import pairwise
 
 from killproof_evidence.checkers.leases import certainly_live_until
+from killproof_evidence.contract import AT_MOST_ONCE
 from killproof_evidence.evidence import HTTP, TABLE, Evidence, Execution, Story, at, at_end, where
 from killproof_evidence.finding import Finding, Tally
 from killproof_evidence.history import Operation
@@ -21,6 +22,8 @@ def single_effect(evidence: Evidence) -> Finding:
             _check_rows(tally, story)
         elif sink == "http" and level in {"transaction", "key"}:
             _check_posts(tally, story)
+        elif level == AT_MOST_ONCE:
+            _check_once(tally, story)
         repeated += max(0, sum(execution.effects for execution in story.executions) - 1)
         for execution in story.executions:
             if execution.effects > 1:
@@ -46,6 +49,17 @@ def _in_order_of_claims(executions: list[Execution]) -> list[Execution]:
     if len(executions) < 2 or any(execution.fence is None for execution in executions):
         return executions
     return sorted(executions, key=lambda execution: (execution.fence or 0, execution.t))
+
+
+def _check_once(tally: Tally, story: Story) -> None:
+    """No fault excuses a second start where at most one is promised; a person's replay does."""
+    if len(story.executions) > 1 and not story.tried("replay"):
+        tally.violate(
+            story.label,
+            f"job {story.label} was started {len(story.executions)} times, and at most once is "
+            "promised",
+            *(execution.at for execution in story.executions[:8]),
+        )
 
 
 def _check_rows(tally: Tally, story: Story) -> None:
