@@ -21,6 +21,7 @@ from killproof_bench import (
     enqueue_command,
     idle_command,
     operations_command,
+    report_command,
 )
 from killproof_bench.command import (
     EXIT_CODES,
@@ -53,6 +54,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 app.command("claim")(claim_command.claim)
+app.command("report")(report_command.report)
 
 
 @app.command()

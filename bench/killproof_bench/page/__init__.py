@@ -22,6 +22,15 @@ def can_write(kind: type) -> bool:
     return kinds.of_type(kind) is not None
 
 
+def read(text: str) -> object:
+    """Return the result that a command recorded as JSON, of whatever kind it is.
+
+    Raises:
+        ValueError: this is no result of the bench, or one of a schema that is not known here.
+    """
+    return kinds.read(text)
+
+
 def write(result: object, path: Path) -> None:
     """Write the page of a result to `path`, whole or not at all.
 
