@@ -19,9 +19,11 @@ from killproof_bench import (
     capacity_command,
     claim_command,
     enqueue_command,
+    gate_command,
     idle_command,
     operations_command,
     report_command,
+    rows_command,
 )
 from killproof_bench.command import (
     EXIT_CODES,
@@ -54,27 +56,8 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 app.command("claim")(claim_command.claim)
+app.command("rows")(rows_command.rows)
 app.command("report")(report_command.report)
-
-
-@app.command()
-def rows(
-    rows: Annotated[
-        int, typer.Option("--rows", metavar="N", help="Rows in each other state.")
-    ] = 1_000_000,
-    durability: Durable = Level.PROCESS,
-    seed: Seed = 1,
-    report: Report = None,
-    directory: Dir = Path("."),
-    as_json: AsJson = False,
-) -> None:
-    """Measure what each operation costs with 1,000 and with N rows in every other state."""
-    within("--rows", rows, 1, ROWS_MAX)
-    check_places(directory, report)
-    from killproof_bench import contention_run
-
-    request = contention_run.Request(plans=(), rows=rows, durability=durability.value, seed=seed)
-    contention_run.run(request, directory, report, as_json=as_json)
 
 
 @app.command()
@@ -241,3 +224,5 @@ app.command("bare")(bare_command.bare)
 app.command("enqueue")(enqueue_command.enqueue)
 app.command("idle")(idle_command.idle)
 app.command("operations")(operations_command.operations)
+app.command("gate")(gate_command.gate)
+app.command("calibrate")(gate_command.calibrate)

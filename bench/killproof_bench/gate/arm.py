@@ -20,8 +20,11 @@ from typing import Any
 
 import killproof
 from killproof import Host, Queue
+from killproof.core import sync
 from killproof.core.host import KernelLocks
 
+#: Calls are counted in slices of the measured time; its length is a multiple of this.
+SLICE_NS = 50_000_000
 #: Jobs put in by one call; the core's own limit of a batch.
 BATCH = 1_000
 
@@ -34,12 +37,35 @@ class Vouched(KernelLocks):
         return None
 
 
+class Holds:
+    """Times how long SQLite's lock is held, at the named points of the protocol; only if asked."""
+
+    def __init__(self, asked: bool) -> None:
+        self._locked_ns = 0
+        self._held_ns: list[int] = []
+        if asked:
+            sync.hook = self._at
+
+    def median_us(self) -> float:
+        """Return the median hold in microseconds, 0 where none was timed."""
+        held = sorted(self._held_ns)
+        return held[len(held) // 2] / 1e3 if held else 0.0
+
+    def _at(self, point: str) -> None:
+        if point == "ack.locked":
+            self._locked_ns = time.perf_counter_ns()
+        elif point == "ack.committed":
+            self._held_ns.append(time.perf_counter_ns() - self._locked_ns)
+
+
 def main(argument: str) -> None:
     """Run one worker."""
     spec = json.loads(argument)
     if spec["index"]:
         sys.stdin.readline()  # The first one has made the file.
-    with Queue(spec["database"], durability=spec["durability"], host=Host(lock=Vouched())) as queue:
+    # The chance of a checkpoint after each commit is drawn alike in the arms of a block.
+    host = Host(lock=Vouched(), random=random.Random(spec["job_seed"] + spec["index"]))
+    with Queue(spec["database"], durability=spec["durability"], host=host) as queue:
         if not spec["index"]:
             seed_jobs(queue, spec["backlog"], spec["job_seed"])
         say({"killproof": killproof.__file__})
@@ -47,13 +73,18 @@ def main(argument: str) -> None:
         if not line:
             return  # The parent is gone.
         order = json.loads(line)
+        holds = Holds(spec["hold"])
         ends = array("q", bytes(8 * spec["backlog"]))
         gc.collect()
         gc.freeze()
         gc.disable()
         time.sleep(max(0, order["start_ns"] - time.perf_counter_ns()) / 1e9)
         used, acked, error = drive(queue, ends, order["stop_ns"])
-        measured = sum(order["measure_ns"] <= end < order["stop_ns"] for end in ends[:used])
+        first_ns = order["measure_ns"]
+        counts = [0] * round((order["stop_ns"] - first_ns) / SLICE_NS)
+        for end in ends[:used]:
+            if first_ns <= end < order["stop_ns"]:
+                counts[min((end - first_ns) // SLICE_NS, len(counts) - 1)] += 1
         dry = error is None and len(acked) == used  # Else one more was acked than claimed after.
         say(
             {
@@ -61,7 +92,8 @@ def main(argument: str) -> None:
                 "error": error,
                 "dry": dry,
                 "acked": acked,
-                "measured": measured,
+                "slices": counts,
+                "hold_us": holds.median_us(),
             }
         )
         # Only when all have stopped does anybody close: a close moves the log.

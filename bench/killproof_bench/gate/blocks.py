@@ -10,6 +10,7 @@ times or its labels: a disturbed block is measured again as a whole, all four ar
 
 import contextlib
 import json
+import math
 import os
 import random
 import select
@@ -40,6 +41,8 @@ SECONDS_MIN: Final = 0.3
 SECONDS_MAX: Final = 3.0
 #: How far above `OPS_MIN` an arm aims, so that a slower moment still reaches it.
 OPS_MARGIN: Final = 1.3
+#: As in `arm.py`: the length of an arm is a multiple.
+SLICE_SECONDS: Final = 0.05
 #: Jobs of a pilot arm, which finds the rate; and how much faster a later arm may be.
 PILOT_JOBS: Final = 4_000
 PILOT_SECONDS: Final = 0.2
@@ -53,7 +56,7 @@ ANSWER_SECONDS: Final = 60.0
 #: two workers and their supervisor do to each other on two cores.
 STEAL_MAX: Final = 0.02
 FOREIGN_CPU_MAX: Final = 0.05
-PRESSURE_CPU_MAX: Final = 0.25
+PRESSURE_CPU_MAX: Final = 0.15
 
 ARM: Final = Path(__file__).with_name("arm.py")
 
@@ -76,8 +79,9 @@ class Load:
 
     workers: int
     durability: str
-    seconds: float
+    seconds: float  #: Measured time, a multiple of 0.05.
     backlog: int
+    hold: bool = False  #: Whether to time the hold of the lock, which costs some time itself.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,12 +90,25 @@ class Arm:
 
     ops: int
     seconds: float
+    slices: tuple[int, ...]  #: Of `arm.SLICE_NS`: calls that ended in each.
     jobs: int  #: Acked and accounted for, those of the warm-up too.
+    hold_us: float  #: Median hold of SQLite's lock by the first worker; 0 where not asked for.
+    checkpoints: int  #: Complete ones, by the log's own count of its restarts.
 
     @property
     def us_per_op(self) -> float:
         """Time of the machine for one ack and claim, all workers together."""
         return self.seconds * 1e6 / self.ops if self.ops else float("inf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One block, and what does not belong to its record."""
+
+    block: Block
+    disturbed: bool  #: It does not count, and is measured again.
+    jobs: int  #: Accounted for by the ledger.
+    checkpoints: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,15 +149,15 @@ def pilot(folder: Path, sides: Sequence[Tree], *, workers: int, durability: str)
     return Load(
         workers=workers,
         durability=durability,
-        seconds=round(seconds, 2),
+        seconds=round(math.ceil(seconds / SLICE_SECONDS) * SLICE_SECONDS, 2),
         backlog=round(BACKLOG_MARGIN * fastest * (seconds + WARM_SECONDS)) + 100,
     )
 
 
 def run_block(
     folder: Path, base: Tree, head: Tree, load: Load, coin: random.Random, position: int
-) -> tuple[Block, Disturbance, int]:
-    """Run one block; return it, what disturbed it, and how many jobs were accounted for.
+) -> Measured:
+    """Run one block and say whether it counts.
 
     Raises:
         Incorrect: An arm lost a job or did one twice.
@@ -173,7 +190,12 @@ def run_block(
         foreign_cpu=disturbance.foreign_cpu,
         pressure_cpu=disturbance.pressure_cpu,
     )
-    return block, disturbance, sum(arm.jobs for arm in arms)
+    return Measured(
+        block=block,
+        disturbed=disturbance.is_too_much,
+        jobs=sum(arm.jobs for arm in arms),
+        checkpoints=sum(arm.checkpoints for arm in arms),
+    )
 
 
 class RanDry(ArmError):
@@ -186,8 +208,8 @@ def run_arm(folder: Path, tree: Tree, load: Load, *, hash_seed: int, job_seed: i
     place.mkdir()
     try:
         with Workers(place / "queue.db", tree, load, hash_seed, job_seed) as workers:
-            told = workers.run(load)
-        return _judged(place / "queue.db", load, told)
+            told, checkpoints = workers.run(load)
+        return _judged(place / "queue.db", load, told, checkpoints)
     finally:
         shutil.rmtree(place, ignore_errors=True)
 
@@ -199,6 +221,7 @@ class Workers:
         self, database: Path, tree: Tree, load: Load, hash_seed: int, job_seed: int
     ) -> None:
         self._tree = tree
+        self._database = database
         self._processes = [
             self._start(
                 {
@@ -207,6 +230,7 @@ class Workers:
                     "durability": load.durability,
                     "backlog": load.backlog,
                     "job_seed": job_seed,
+                    "hold": load.hold,
                 },
                 environment(tree, hash_seed),
             )
@@ -226,8 +250,12 @@ class Workers:
                     with contextlib.suppress(BrokenPipeError):
                         pipe.close()
 
-    def run(self, load: Load) -> list[dict[str, Any]]:
-        """Let the first make the file, the others open it, and all begin together."""
+    def run(self, load: Load) -> tuple[list[dict[str, Any]], int]:
+        """Let the first make the file, the others open it, and all begin together.
+
+        Returns:
+            What each worker tells, and how many complete checkpoints there were.
+        """
         first, *others = self._processes
         self._check_ours(_line(first))
         for process in others:
@@ -244,12 +272,15 @@ class Workers:
         for process in self._processes:
             _tell(process, json.dumps(order))
         told = [_line(process) for process in self._processes]
+        # This process has no connection to the file, and the log carries no locks.
+        with open(f"{self._database}-wal", "rb") as log:
+            restarts = int.from_bytes(log.read(16)[12:], "big")
         for process in self._processes:
             _tell(process, "")
         for process in self._processes:
             if process.wait(ANSWER_SECONDS):
                 raise ArmError(f"a worker ended with status {process.returncode}")
-        return told
+        return told, restarts
 
     def _check_ours(self, told: dict[str, Any]) -> None:
         # An installed killproof that came first on the path would be compared with itself.
@@ -292,7 +323,7 @@ def waited_us() -> int:
     return int(text.split("total=", 1)[1].split(None, 1)[0])
 
 
-def _judged(database: Path, load: Load, told: Sequence[dict[str, Any]]) -> Arm:
+def _judged(database: Path, load: Load, told: Sequence[dict[str, Any]], checkpoints: int) -> Arm:
     if any(each["dry"] for each in told):
         raise RanDry(f"{load.backlog} jobs ran out within {load.seconds:g} s")
     accounts = [
@@ -302,8 +333,14 @@ def _judged(database: Path, load: Load, told: Sequence[dict[str, Any]]) -> Arm:
     correctness = ledger.judge(load.backlog, accounts, stored(database))
     if correctness.verdict != "pass":
         raise Incorrect(correctness)
+    slices = tuple(sum(column) for column in zip(*(each["slices"] for each in told), strict=True))
     return Arm(
-        ops=sum(each["measured"] for each in told), seconds=load.seconds, jobs=correctness.jobs
+        ops=sum(slices),
+        seconds=load.seconds,
+        slices=slices,
+        jobs=correctness.jobs,
+        hold_us=told[0]["hold_us"],
+        checkpoints=checkpoints,
     )
 
 

@@ -14,17 +14,16 @@ import json
 import re
 import shutil
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from killproof_bench.gate.blocks import environment
 from killproof_bench.gate.checkout import CheckoutError, Tree, is_excused
+from killproof_bench.gate.processes import Processes, side_by_side
 from killproof_bench.gate.result import Counter, CounterLayer, PlanChange
 
 #: A rise of the mean below this is the layout of a B-tree page, not the code.
@@ -71,14 +70,16 @@ class Counts:
 def layer(folder: Path, base: Tree, head: Tree, trailers: Sequence[str]) -> CounterLayer:
     """Count both sides, side by side, and compare."""
     begin = time.monotonic()
-    with ThreadPoolExecutor(2) as pool:
-        before, after = pool.map(
-            lambda pair: count(folder / pair[0], pair[1]), (("one", base), ("two", head))
-        )
+    before, after = side_by_side(
+        [
+            lambda processes: count(folder / "one", base, processes),
+            lambda processes: count(folder / "two", head, processes),
+        ]
+    )
     return compared(before, after, trailers, seconds=time.monotonic() - begin)
 
 
-def count(folder: Path, tree: Tree) -> Counts:
+def count(folder: Path, tree: Tree, processes: Processes) -> Counts:
     """Count one side in a folder of its own, which is removed again.
 
     Raises:
@@ -86,9 +87,9 @@ def count(folder: Path, tree: Tree) -> Counts:
     """
     folder.mkdir()
     try:
-        told = json.loads(_run(counting(folder, traced=False), tree))
+        told = json.loads(_run(processes, counting(folder, traced=False), tree))
         values: Values = told["counted"]
-        by = _trace(folder, tree, values)
+        by = _trace(folder, tree, processes, values)
         for counters in values.values():
             for name in [name for name in counters if _is_python_syscall(name)]:
                 found = counters.pop(name)
@@ -180,7 +181,7 @@ def _unwanted(lines: list[str]) -> int:
     )
 
 
-def _trace(folder: Path, tree: Tree, values: Values) -> str:
+def _trace(folder: Path, tree: Tree, processes: Processes, values: Values) -> str:
     """Add the counts of system calls, by strace; say by what, or why not."""
     strace = shutil.which("strace")
     if strace is None:
@@ -188,7 +189,7 @@ def _trace(folder: Path, tree: Tree, values: Values) -> str:
     log = folder / "trace"
     command = [strace, "-f", "-qq", "-o", str(log), "-e", f"trace={_TRACED}"]
     try:
-        told = json.loads(_run(command + counting(folder, traced=True), tree))
+        told = json.loads(_run(processes, command + counting(folder, traced=True), tree))
     except CheckoutError as error:  # A container may forbid tracing.
         return f"Python's own calls; strace failed ({error}), so SQLite's were not counted"
     calls = parse_trace(log.read_text(encoding="utf-8", errors="replace").splitlines())
@@ -238,23 +239,28 @@ def _is_python_syscall(name: str) -> bool:
     return name.startswith("python-") and name != "python-calls"
 
 
-def _run(command: list[str], tree: Tree) -> str:
-    try:
-        done = subprocess.run(
-            command,
-            env=environment(tree, 0),
-            capture_output=True,
-            text=True,
-            timeout=SECONDS_MAX,
-            start_new_session=True,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise CheckoutError(f"counting {tree.revision.name} took {SECONDS_MAX:g} s") from error
-    if done.returncode:
-        lines: list[Any] = done.stderr.strip().splitlines() or ["(no message)"]
-        raise CheckoutError(f"counting {tree.revision.name} failed: {lines[-1]}")
-    return done.stdout
+def _run(processes: Processes, command: list[str], tree: Tree) -> str:
+    return processes.run(
+        command,
+        environment(tree, 0),
+        what=f"counting {tree.revision.name}",
+        seconds=SECONDS_MAX,
+    )
 
 
 def _number(value: float) -> str:
     return f"{value:,.4g}" if value < 1_000 else f"{value:,.0f}"
+
+
+def unmeasured(reason: str) -> CounterLayer:
+    """Return the layer that says why it counted nothing."""
+    return CounterLayer(
+        verdict="not measured",
+        because=(reason,),
+        seconds=0.0,
+        calls=0,
+        syscalls_by=reason,
+        counters=(),
+        plans=(),
+        absent=(),
+    )

@@ -7,16 +7,15 @@ differ by next to nothing; the gate fails above 3%.
 
 import re
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
 from killproof_bench.gate import counters
 from killproof_bench.gate.blocks import environment
 from killproof_bench.gate.checkout import CheckoutError, Tree, is_excused
+from killproof_bench.gate.processes import Processes, side_by_side
 from killproof_bench.gate.result import InstructionLayer
 from killproof_bench.result import Figure
 
@@ -93,13 +92,13 @@ def repeated(folder: Path, sides: Sequence[Tree]) -> list[float]:
     Raises:
         CheckoutError: callgrind failed.
     """
-    with ThreadPoolExecutor(2) as pool:
-        jobs: list[Callable[[], int]] = [
+    totals = side_by_side(
+        [
             _job(folder / f"loop-{index:02d}-{calls}", side, calls)
             for index, side in enumerate(sides)
             for calls in CALLS
         ]
-        totals = list(pool.map(lambda job: job(), jobs))
+    )
     few, many = CALLS
     return [
         (totals[2 * index + 1] - totals[2 * index]) / (many - few) for index in range(len(sides))
@@ -122,27 +121,20 @@ def collected(text: str) -> int:
     return int(match[1])
 
 
-def _job(folder: Path, tree: Tree, calls: int) -> Callable[[], int]:
-    def run() -> int:
+def _job(folder: Path, tree: Tree, calls: int) -> Callable[[Processes], int]:
+    def run(processes: Processes) -> int:
         folder.mkdir()
         try:
             log = folder / "callgrind.log"
             command = ["setarch", "-R", "valgrind", "--tool=callgrind"]
             command += ["--callgrind-out-file=/dev/null", f"--log-file={log}"]
-            done = subprocess.run(
+            processes.run(
                 command + counters.counting(folder, traced=False, calls=calls),
-                env=environment(tree, 0),
-                capture_output=True,
-                text=True,
-                timeout=SECONDS_MAX,
-                start_new_session=True,
+                environment(tree, 0),
+                what="callgrind",
+                seconds=SECONDS_MAX,
             )
-            if done.returncode:
-                words = done.stderr.strip().splitlines() or ["(no message)"]
-                raise CheckoutError(f"callgrind failed: {words[-1]}")
             return collected(log.read_text())
-        except subprocess.TimeoutExpired as error:
-            raise CheckoutError(f"callgrind took more than {SECONDS_MAX:g} s") from error
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -14,16 +14,15 @@ hundred is inconclusive, so the bounds of one run move by less than a hundredth 
 
 import os
 import random
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
 from killproof_bench.gate import blocks, sequential
-from killproof_bench.gate.blocks import Disturbance, Load
+from killproof_bench.gate.blocks import Load, Measured
 from killproof_bench.gate.checkout import Tree
-from killproof_bench.gate.result import Block, GateVerdict, Look, TimingRun
+from killproof_bench.gate.result import Block, Look, TimingRun
 
 #: A run is given up when more blocks than this, and than those that count, were disturbed.
 REDONE_FREE: Final = 10
@@ -32,8 +31,8 @@ REDONE_FREE: Final = 10
 class Measure(Protocol):
     """Runs the block at a position; the coin decides its order and its seeds."""
 
-    def __call__(self, coin: random.Random, position: int) -> tuple[Block, Disturbance, int]:
-        """Return the block, what disturbed it, and how many jobs were accounted for."""
+    def __call__(self, coin: random.Random, position: int) -> Measured:
+        """Return the block, and whether it counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +47,7 @@ class Progress:
 def paired(folder: Path, base: Tree, head: Tree, load: Load) -> Measure:
     """Return what measures a block of these two sides."""
 
-    def measure(coin: random.Random, position: int) -> tuple[Block, Disturbance, int]:
+    def measure(coin: random.Random, position: int) -> Measured:
         return blocks.run_block(folder, base, head, load, coin, position)
 
     return measure
@@ -59,66 +58,89 @@ def fresh_coin() -> str:
     return os.urandom(16).hex()
 
 
+def measured(measure: Measure, draw: random.Random) -> Iterator[Measured]:
+    """Yield block after block for ever; a disturbed one is followed by another at its position."""
+    position = 0
+    while True:
+        taken = measure(draw, position)
+        yield taken
+        position += not taken.disturbed
+
+
+def is_hopeless(redone: int, kept: int) -> bool:
+    """Whether the machine is too busy to go on."""
+    return redone > max(REDONE_FREE, kept)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """A run and what does not belong to its record."""
+
+    run: TimingRun
+    jobs: int  #: Accounted for by the ledger.
+    checkpoints: int
+    interrupted: bool
+
+
 def run(
     measure: Measure,
     *,
     coin: str,
     blocks_max: int = sequential.LOOKS[-1],
-    deadline_ns: int | None = None,
     tick: Callable[[Progress], None] = lambda _: None,
-) -> tuple[TimingRun, int]:
-    """Measure blocks until a look decides; return the run and how many jobs were accounted for.
+) -> Outcome:
+    """Measure blocks until a look decides; Ctrl-C ends the run and keeps what has ended.
 
     Args:
         measure: Runs one block.
         coin: From `fresh_coin`.
-        blocks_max: Stop undecided after so many: fewer make the miss bound no worse, only more runs
+        blocks_max: Stop undecided after so many; fewer make no bound worse, only more runs
             inconclusive.
-        deadline_ns: Stop undecided at this moment of the monotonic clock; it knows no label.
         tick: Told after each block.
 
     Raises:
         blocks.Incorrect: A side did what no queue may do.
         blocks.ArmError: A worker failed.
     """
-    draw = random.Random(coin)
     kept: list[Block] = []
     looks: list[Look] = []
-    redone = jobs = 0
-    verdict: GateVerdict = "inconclusive"
+    redone = jobs = checkpoints = 0
+    interrupted = False
     because = f"undecided after {blocks_max} blocks"
     try:
-        while len(kept) < blocks_max and verdict == "inconclusive":
-            if deadline_ns is not None and time.monotonic_ns() > deadline_ns:
-                because = f"out of time after {len(kept)} blocks"
-                break
-            block, disturbance, accounted = measure(draw, len(kept))
-            jobs += accounted
-            if disturbance.is_too_much:
+        for taken in measured(measure, random.Random(coin)):
+            jobs += taken.jobs
+            checkpoints += taken.checkpoints
+            if taken.disturbed:
                 redone += 1
-                if redone > max(REDONE_FREE, len(kept)):
-                    because = f"other programs disturbed {redone} blocks of {redone + len(kept)}"
-                    break
             else:
-                kept.append(block)
+                kept.append(taken.block)
                 if look := sequential.look_at([each.d for each in kept]):
                     looks.append(look)
-                    verdict = look.verdict
             tick(Progress(blocks=len(kept), redone=redone, left=_left(len(kept), blocks_max)))
+            if looks and looks[-1].verdict != "inconclusive":
+                because = sentence(looks[-1])
+                break
+            if len(kept) >= blocks_max:
+                break
+            if is_hopeless(redone, len(kept)):
+                because = f"other programs disturbed {redone} blocks of {redone + len(kept)}"
+                break
     except KeyboardInterrupt:
+        interrupted = True
         because = f"interrupted after {len(kept)} blocks"
     differences = [each.d for each in kept]
     found = TimingRun(
         coin=coin,
-        verdict=verdict,
+        verdict=looks[-1].verdict if looks else "inconclusive",
         ratio=sequential.ratio(differences),
         sigma=sequential.sigma(differences).value,
         looks=tuple(looks),
         blocks=tuple(kept),
         redone=redone,
-        because=sentence(looks[-1]) if verdict != "inconclusive" else because,
+        because=because,
     )
-    return found, jobs
+    return Outcome(run=found, jobs=jobs, checkpoints=checkpoints, interrupted=interrupted)
 
 
 def sentence(look: Look) -> str:
