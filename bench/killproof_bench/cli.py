@@ -22,6 +22,7 @@ from killproof_bench import (
     gate_command,
     idle_command,
     operations_command,
+    peers_command,
     report_command,
     rows_command,
 )
@@ -224,5 +225,6 @@ app.command("bare")(bare_command.bare)
 app.command("enqueue")(enqueue_command.enqueue)
 app.command("idle")(idle_command.idle)
 app.command("operations")(operations_command.operations)
+app.command("peers")(peers_command.peers)
 app.command("gate")(gate_command.gate)
 app.command("calibrate")(gate_command.calibrate)
