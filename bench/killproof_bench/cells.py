@@ -190,11 +190,16 @@ def card_of(
 
 
 def operation_of(setup: Setup) -> str:
-    """Return in words what a worker does with a job."""
-    if setup.batch > 1:
-        return f"claim_many of {setup.batch} jobs, then ack_many: two transactions for a batch"
+    """Return in words what a worker does with a job, or with a batch of them."""
+    many = setup.batch > 1
     if setup.call == "ack-and-claim":
+        if many:
+            return (
+                f"ack_and_claim_many: one transaction acks {setup.batch} jobs and claims the next"
+            )
         return "ack-and-claim: one transaction acks a job and claims the next"
+    if many:
+        return f"claim_many of {setup.batch} jobs, then ack_many: two transactions for a batch"
     return "claim, then ack: two transactions for a job"
 
 

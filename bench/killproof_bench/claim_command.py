@@ -5,8 +5,10 @@ axis is an option, and several values of one are measured one after the other. `
 cells that the project's own goals speak of, and makes the whole report.
 """
 
+import dataclasses
 import itertools
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, TypeVar
@@ -61,125 +63,154 @@ class CallKind(StrEnum):
     CLAIM_THEN_ACK = "claim-then-ack"
 
 
+Workers = Annotated[str, typer.Option(metavar="N,N,...", help="Numbers of worker processes.")]
+Seconds = Annotated[float, typer.Option(help="Measured time of each round.")]
+Warmup = Annotated[float, typer.Option(help="Seconds before it that do not count.")]
+Rounds = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", help=f"Of each arm in each cell: {ROUNDS}; with --goals {GOAL_ROUNDS}."
+    ),
+]
+Levels = Annotated[str, typer.Option(metavar="LEVEL,...", help="power, process, or both.")]
+Loop = Annotated[LoopKind, typer.Option(help="Calls at once after each other, or on a schedule.")]
+Rate = Annotated[
+    str | None, typer.Option(metavar="R,R,...", help="Jobs/s that an open loop offers.")
+]
+Arrivals = Annotated[ArrivalKind, typer.Option(help="Of an open loop; burst: 20 at once.")]
+Producers = Annotated[
+    int,
+    typer.Option(
+        metavar="N",
+        help="Processes that enqueue on the schedule; 0: all jobs are there, and the workers' "
+        "own calls follow it.",
+    ),
+]
+Call = Annotated[CallKind, typer.Option(help="One transaction for ack and next claim, or two.")]
+Batch = Annotated[
+    str, typer.Option(metavar="N,N,...", help="Jobs per claim: the calls that end in _many.")
+]
+Payload = Annotated[str, typer.Option(metavar="BYTES,...", help="Size of a job's payload.")]
+Backlog = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N,N,...", help="Jobs there at the begin; default: more than can be done."
+    ),
+]
+Finished = Annotated[
+    str, typer.Option(metavar="N,N,...", help="Jobs that have succeeded before the begin.")
+]
+JobMs = Annotated[float, typer.Option(metavar="MS", help="Work in each job: a sleep.")]
+Rows = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Also measure the cost with N rows in each other state."),
+]
+Stopped = Annotated[
+    bool, typer.Option("--stopped", help="Also measure what a stopped worker costs.")
+]
+Goals = Annotated[
+    bool, typer.Option("--goals", help="Measure the cells that the goals need, in 8 minutes.")
+]
+
+
 def claim(
     context: typer.Context,
-    workers: Annotated[
-        str, typer.Option(metavar="N,N,...", help="Numbers of worker processes.")
-    ] = "1,2,4,8,16",
-    seconds: Annotated[float, typer.Option(help="Measured time of each round.")] = 5.0,
-    warmup: Annotated[float, typer.Option(help="Seconds before it that do not count.")] = 2.0,
-    rounds: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", help=f"Of each arm in each cell: {ROUNDS}; with --goals {GOAL_ROUNDS}."
-        ),
-    ] = None,
-    durability: Annotated[
-        str, typer.Option(metavar="LEVEL,...", help="power, process, or both.")
-    ] = "power",
-    loop: Annotated[
-        LoopKind, typer.Option(help="Calls at once after each other, or on a schedule.")
-    ] = LoopKind.CLOSED,
-    rate: Annotated[
-        str | None, typer.Option(metavar="R,R,...", help="Jobs/s that an open loop offers.")
-    ] = None,
-    arrivals: Annotated[
-        ArrivalKind, typer.Option(help="Of an open loop; burst: 20 at once.")
-    ] = ArrivalKind.POISSON,
-    producers: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            help="Processes that enqueue on the schedule; 0: all jobs are there, and the workers' "
-            "own calls follow it.",
-        ),
-    ] = 1,
-    call: Annotated[
-        CallKind, typer.Option(help="One transaction for ack and next claim, or two.")
-    ] = CallKind.ACK_AND_CLAIM,
-    batch: Annotated[
-        str,
-        typer.Option(metavar="N,N,...", help="Jobs per claim; above 1: claim_many and ack_many."),
-    ] = "1",
-    payload: Annotated[
-        str, typer.Option(metavar="BYTES,...", help="Size of a job's payload.")
-    ] = str(PAYLOAD_BYTES),
-    backlog: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N,N,...", help="Jobs there at the begin; default: more than can be done."
-        ),
-    ] = None,
-    finished: Annotated[
-        str, typer.Option(metavar="N,N,...", help="Jobs that have succeeded before the begin.")
-    ] = "0",
-    job_ms: Annotated[float, typer.Option(metavar="MS", help="Work in each job: a sleep.")] = 0.0,
-    rows: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Also measure the cost with N rows in each other state."),
-    ] = None,
-    stopped: Annotated[
-        bool, typer.Option("--stopped", help="Also measure what a stopped worker costs.")
-    ] = False,
-    goals: Annotated[
-        bool,
-        typer.Option("--goals", help="Measure the cells that the goals need, in about 8 minutes."),
-    ] = False,
+    workers: Workers = "1,2,4,8,16",
+    seconds: Seconds = 5.0,
+    warmup: Warmup = 2.0,
+    rounds: Rounds = None,
+    durability: Levels = "power",
+    loop: Loop = LoopKind.CLOSED,
+    rate: Rate = None,
+    arrivals: Arrivals = ArrivalKind.POISSON,
+    producers: Producers = 1,
+    call: Call = CallKind.ACK_AND_CLAIM,
+    batch: Batch = "1",
+    payload: Payload = str(PAYLOAD_BYTES),
+    backlog: Backlog = None,
+    finished: Finished = "0",
+    job_ms: JobMs = 0.0,
+    rows: Rows = None,
+    stopped: Stopped = False,
+    goals: Goals = False,
     seed: Seed = 1,
     report: Report = None,
     directory: Dir = Path("."),
     as_json: AsJson = False,
 ) -> None:
     """Claim and ack under contention, beside the same statements without killproof's locks."""
-    if rounds is not None:
-        within("--rounds", rounds, 1, ROUNDS_MAX)
-    if rows is not None:
-        within("--rows", rows, 1, ROWS_MAX)
     _check_goals_alone(context, goals)
     within("--seconds", seconds, 0.1, SECONDS_MAX)
     within("--warmup", warmup, 0.0, SECONDS_MAX)
+    within("--rounds", ROUNDS if rounds is None else rounds, 1, ROUNDS_MAX)
     within("--producers", producers, 0, PRODUCERS_MAX)
     within("--job-ms", job_ms, 0.0, JOB_MS_MAX)
-    levels = _levels(durability)
-    counts = _numbers("--workers", workers, int, 1, WORKERS_MAX)
-    batches = _numbers("--batch", batch, int, 1, BATCH_MAX)
-    payloads = _numbers("--payload", payload, int, PAYLOAD_BYTES_MIN, PAYLOAD_BYTES_MAX)
-    backlogs = [None] if backlog is None else _numbers("--backlog", backlog, int, 0, ROWS_MAX)
-    finishes = _numbers("--finished", finished, int, 0, ROWS_MAX)
-    rates = _rates(loop, rate)
+    within("--rows", 1 if rows is None else rows, 1, ROWS_MAX)
+    axes = Axes(
+        workers=_numbers("--workers", workers, int, 1, WORKERS_MAX),
+        levels=_levels(durability),
+        rates=_rates(loop, rate),
+        batches=_numbers("--batch", batch, int, 1, BATCH_MAX),
+        payloads=_numbers("--payload", payload, int, PAYLOAD_BYTES_MIN, PAYLOAD_BYTES_MAX),
+        backlogs=(None,) if backlog is None else _numbers("--backlog", backlog, int, 0, ROWS_MAX),
+        finishes=_numbers("--finished", finished, int, 0, ROWS_MAX),
+    )
     check_places(directory, report)
     from killproof_bench import contention_run
     from killproof_bench.scenarios.claim import Plan
 
-    plans = [
-        Plan(
-            workers=counts,
-            seconds=seconds,
-            warmup_seconds=warmup,
-            rounds=rounds or ROUNDS,
-            durability=level,
-            seed=seed,
-            call=call.value,
-            batch=size,
-            payload_bytes=payload_bytes,
-            finished=old,
-            jobs=jobs,
-            job_ms=job_ms,
-            loop=loop.value,
-            rate_per_s=offered,
-            arrivals=arrivals.value,
-            producers=producers if loop is LoopKind.OPEN else 0,
-        )
-        for level, offered, size, payload_bytes, jobs, old in itertools.product(
-            levels, rates, batches, payloads, backlogs, finishes
-        )
-    ]
-    if goals:
-        plans = goal_plans(rounds=rounds or GOAL_ROUNDS, seed=seed)
+    common = Plan(
+        workers=axes.workers,
+        seconds=seconds,
+        warmup_seconds=warmup,
+        rounds=rounds or ROUNDS,
+        seed=seed,
+        call=call.value,
+        job_ms=job_ms,
+        loop=loop.value,
+        arrivals=arrivals.value,
+        producers=producers if loop is LoopKind.OPEN else 0,
+    )
+    chosen = goal_plans(rounds=rounds or GOAL_ROUNDS, seed=seed)
     request = contention_run.Request(
-        plans=plans, rows=rows, stopped=stopped or goals, durability=levels[0], seed=seed
+        plans=chosen if goals else axes.plans(common),
+        rows=rows,
+        stopped=stopped or goals,
+        durability=axes.levels[0],
+        seed=seed,
     )
     contention_run.run(request, directory, report, as_json=as_json)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axes:
+    """The options of which several values are measured one after the other."""
+
+    workers: tuple[int, ...]
+    levels: "tuple[Durability, ...]"
+    rates: tuple[float, ...]  #: 0 in a closed loop.
+    batches: tuple[int, ...]
+    payloads: tuple[int, ...]
+    backlogs: tuple[int | None, ...]
+    finishes: tuple[int, ...]
+
+    def plans(self, common: "Plan") -> "list[Plan]":
+        """Return a plan for each combination, the first axis slowest."""
+        return [
+            dataclasses.replace(
+                common,
+                durability=level,
+                rate_per_s=rate,
+                batch=batch,
+                payload_bytes=payload,
+                jobs=jobs,
+                finished=finished,
+            )
+            for level, rate, batch, payload, jobs, finished in itertools.product(
+                *(self.levels, self.rates, self.batches),
+                *(self.payloads, self.backlogs, self.finishes),
+            )
+        ]
 
 
 def goal_plans(*, rounds: int, seed: int) -> "list[Plan]":
@@ -205,6 +236,7 @@ def goal_plans(*, rounds: int, seed: int) -> "list[Plan]":
             rounds=rounds,
             durability=durability,
             batch=batch,
+            call="ack-and-claim" if batch == 1 else "claim-then-ack",
             loop="open" if rate_per_s else "closed",
             rate_per_s=rate_per_s,
             producers=1 if rate_per_s else 0,
@@ -239,12 +271,12 @@ def _check_goals_alone(context: typer.Context, goals: bool) -> None:
         )
 
 
-def _levels(text: str) -> "list[Durability]":
+def _levels(text: str) -> "tuple[Durability, ...]":
     known: dict[str, Durability] = {"power": "power", "process": "process"}
     parts = text.split(",")
     if not all(part in known for part in parts):
         raise ValueError(f"--durability {text!r}: give power, process, or power,process")
-    return [known[part] for part in dict.fromkeys(parts)]
+    return tuple(known[part] for part in dict.fromkeys(parts))
 
 
 def _rates(loop: LoopKind, text: str | None) -> tuple[float, ...]:

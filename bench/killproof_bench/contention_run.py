@@ -69,11 +69,15 @@ def run(request: Request, directory: Path, report_file: Path | None, *, as_json:
 
 
 def write(result: BenchResult, report_file: Path) -> None:
-    """Write the report as FILE.md, and the result it is made of beside it."""
+    """Write the report as FILE.md, as FILE.html, and the result they are made of as FILE.json."""
+    # Not at the top: a run without a report needs no templates.
+    from killproof_bench import page
+
     report_file.write_text(report_contention.contention(result), encoding="utf-8")
-    beside = report_file.with_suffix(".json")
+    beside, html = report_file.with_suffix(".json"), report_file.with_suffix(".html")
     beside.write_text(to_json(result) + "\n", encoding="utf-8")
-    print(f"report: {report_file}, raw result: {beside}", file=sys.stderr)
+    page.write(result, html)
+    print(f"report: {report_file}, page: {html}, raw result: {beside}", file=sys.stderr)
 
 
 def measure(request: Request, folder: Path) -> BenchResult:

@@ -52,9 +52,9 @@ class Spec:
     loop: Literal["closed", "open"] = "closed"
     rate_per_s: float = 0.0  #: Of an open loop, and of a producer: this process's share, in calls.
     arrivals: Arrivals = "poisson"
-    batch: int = 1  #: Jobs per call; above 1 it is `claim_many` and `ack_many`, or `enqueue_many`.
+    batch: int = 1  #: Jobs per call; above 1 the calls are those that end in `_many`.
     job_ms: float = 0.0  #: The handler's time: a sleep outside any transaction.
-    #: One transaction that acks a job and claims the next, or one for each, as batches have.
+    #: One transaction that acks the jobs in hand and claims the next, or one for each.
     call: Literal["ack-and-claim", "claim-then-ack"] = "ack-and-claim"
     fed: bool = False  #: Producers add jobs: an empty queue is waited on, and does not end the run.
     payload_bytes: int = PAYLOAD_BYTES  #: Of what a producer enqueues.
@@ -197,7 +197,7 @@ class Loop:
             yield intended
 
     def _work(self) -> None:
-        joined = self._spec.call == "ack-and-claim" and self._spec.batch == 1
+        joined = self._spec.call == "ack-and-claim"
         if joined and not self._spec.fed:
             # The first call of the loop acks already: every turn of the schedule is the same.
             self._take(time.perf_counter_ns())
@@ -251,15 +251,25 @@ class Loop:
         self._recorder.served(held, claimed=self._claimed, acked=end)
 
     def _ack_and_claim(self, intended: int) -> None:
-        (lease,) = self._held
+        held, size = self._held, self._spec.batch
         begin = time.perf_counter_ns()
-        following = self._queue.ack_and_claim(lease)
+        if size == 1:
+            lease = self._queue.ack_and_claim(held[0])
+            following = [] if lease is None else [lease]
+        else:
+            following = self._queue.ack_and_claim_many(held, size)
         end = time.perf_counter_ns()
-        # A call that found no next job was an ack.
-        kind = Kind.ACK if following is None else Kind.ACK_AND_CLAIM
-        self._recorder.call(kind, intended=intended, begin=begin, end=end, job=lease.job.id, jobs=1)
-        self._recorder.served(self._held, claimed=self._claimed, acked=end)
-        self._held, self._claimed = ([] if following is None else [following]), end
+        self._recorder.call(
+            # A call that found no next job was an ack.
+            Kind.ACK_AND_CLAIM if following else Kind.ACK,
+            intended=intended,
+            begin=begin,
+            end=end,
+            job=held[0].job.id,
+            jobs=len(held),
+        )
+        self._recorder.served(held, claimed=self._claimed, acked=end)
+        self._held, self._claimed = following, end
 
     def _handle(self) -> None:
         if self._spec.job_ms:

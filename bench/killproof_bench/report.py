@@ -70,7 +70,7 @@ def plan_name(setup: Setup) -> str:
         words.append(f"{setup.rate_per_s:,.10g} jobs/s offered ({setup.arrivals})")
     if setup.batch > 1:
         words.append(f"batch {setup.batch:,}")
-    elif setup.call != "ack-and-claim":
+    if setup.call != "ack-and-claim":
         words.append("claim then ack")
     if setup.payload_bytes != PAYLOAD_BYTES:
         words.append(f"payload {setup.payload_bytes:,} bytes")

@@ -82,6 +82,31 @@ def test_each_disagreement_with_the_database_voids_the_run(stored: Stored, reaso
     assert (verdict.verdict, verdict.because) == ("violated", (reason,))
 
 
+FED = replace(STORED, waiting=frozenset({4, 5}))
+
+
+def test_what_producers_put_in_belongs_to_the_count() -> None:
+    assert judge(2, ACCOUNTS, FED, enqueued=(5, 3, 4)).verdict == "pass"
+    assert judge(5, ACCOUNTS, FED, enqueued=(5, 3, 4)).because == (
+        "8 jobs went in and 5 are stored",
+    )
+
+
+@pytest.mark.parametrize(
+    ("enqueued", "reason"),
+    [
+        ((3, 4, 6), "1 jobs enqueued, and not stored, the first: 6"),
+        ((3, 4, 4), "1 jobs enqueued more than once, the first: 4"),
+    ],
+)
+def test_an_acknowledged_enqueue_that_is_lost_or_told_twice_voids_the_run(
+    enqueued: tuple[int, ...], reason: str
+) -> None:
+    verdict = judge(2, ACCOUNTS, FED, enqueued=enqueued)
+
+    assert (verdict.verdict, verdict.because) == ("violated", (reason,))
+
+
 def test_several_runs_pass_only_if_there_are_some_and_all_pass() -> None:
     good = judge(5, ACCOUNTS, STORED)
     bad = judge(6, ACCOUNTS, STORED)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from killproof_bench import report, report_anatomy, report_contention, report_goals
+from killproof_bench.cells import ratios
 from killproof_bench.result import (
     SCHEMA,
     Anatomy,
@@ -515,4 +516,46 @@ def test_a_setup_is_named_by_what_is_not_as_usual() -> None:
     assert report.plan_name(odd) == (
         "power, claim then ack, payload 5,000 bytes, 1,000,000 finished, 2.5 ms of work"
     )
-    assert report.plan_name(replace(odd, batch=10)).startswith("power, batch 10, payload")
+    assert report.plan_name(replace(odd, batch=10)).startswith("power, batch 10, claim then")
+
+
+def round_of(rate: float, *, tail: float | None, longest: float) -> Round:
+    return replace(ROUND, jobs_per_s=rate, p999_ms=tail, max_ms=longest)
+
+
+def test_a_ratio_is_the_median_over_pairs_and_not_the_ratio_of_two_medians() -> None:
+    """A machine that slows down between two pairs moves both sides of the later one."""
+    ours = replace(
+        CELLS[0],
+        rounds=tuple(
+            round_of(rate, tail=tail, longest=30.0)
+            for rate, tail in ((300.0, 10.0), (150.0, 20.0), (90.0, 30.0))
+        ),
+    )
+    reference = replace(
+        CELLS[1],
+        rounds=tuple(
+            round_of(rate, tail=200.0, longest=longest)
+            for rate, longest in ((200.0, 600.0), (75.0, 300.0), (90.0, 1_200.0))
+        ),
+    )
+    (ratio,) = ratios((ours, reference))
+
+    assert ratio.throughput == 1.5
+    assert (ratio.p999, ratio.p999_pooled) == (0.1, False)
+    assert ratio.longest == 0.05
+    assert len(ratio.pairs) == 3
+
+
+def test_a_pair_without_a_tail_makes_it_the_ratio_of_all_rounds_together() -> None:
+    few = replace(CELLS[0], rounds=(ROUND, round_of(3_000.0, tail=None, longest=25.0)))
+    (ratio,) = ratios((few, replace(CELLS[1], rounds=(ROUND, ROUND))))
+
+    assert ratio.p999 == pytest.approx(20.0 / 200.0)
+    assert ratio.p999_pooled
+
+
+def test_only_cells_of_one_setup_and_number_of_workers_are_compared() -> None:
+    other = replace(CELLS[1], setup=replace(SETUP, batch=10))
+
+    assert ratios((CELLS[0], other, replace(CELLS[1], workers=8))) == ()

@@ -95,7 +95,7 @@ class Plan:
             arrivals=self.arrivals if is_open else "",
             rate_per_s=self.rate_per_s if is_open else 0.0,
             producers=self.producers if is_open else 0,
-            call=self.call if self.batch == 1 else "claim-then-ack",
+            call=self.call,
             batch=self.batch,
             payload_bytes=self.payload_bytes,
             backlog=self.backlog,
