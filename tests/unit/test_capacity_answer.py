@@ -202,15 +202,14 @@ def test_many_workers_do_what_hold_and_hand_over_allow() -> None:
 
 
 def test_the_second_station_has_to_earn_its_place() -> None:
-    cell = Cell(workers=4, job_ms=0.0)
-    found, _ = predictor({cell: 1_900.0})
+    found, _ = predictor({Cell(workers=4, job_ms=0.0): 1_900.0})
     one = dataclasses.replace(found, kind="lock")
     two = dataclasses.replace(found, kind="lock and processor")
-    plain = predictor({cell: one.throughput(4, 0.0)})[0]
 
-    assert plain.kind == "lock"
-    assert two.throughput(4, 0.0) < plain.throughput(4, 0.0)
-    assert predictor({cell: two.throughput(4, 0.0)})[0].kind == "lock and processor"
+    assert two.throughput(8, 5.0) < one.throughput(8, 5.0)
+    for made in (one, two):
+        cell = Cell(workers=8, job_ms=5.0)
+        assert predictor({cell: made.throughput(8, 5.0)})[0].kind == made.kind
 
 
 def test_each_operations_demand_has_an_interval_over_groups_of_calls() -> None:

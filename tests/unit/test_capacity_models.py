@@ -35,10 +35,13 @@ def test_mva_equals_the_exact_machine_repairman(workers: int, servers: int) -> N
 
 
 @settings(max_examples=60, deadline=None)
-@given(demand=demands, delay=delays, workers=crowds)
-def test_throughput_keeps_its_asymptotic_bounds(demand: float, delay: float, workers: int) -> None:
+@given(demand=demands, delay=delays, workers=crowds, variation=st.floats(0.0, 1.0))
+def test_throughput_keeps_its_asymptotic_bounds(
+    demand: float, delay: float, workers: int, variation: float
+) -> None:
     """Denning and Buzen: below the bound of an idle and of a busy lock, above all-wait-for-all."""
-    throughput = models.mva([Station(demand=demand)], delay, workers).throughput
+    station = Station(demand=demand, variation=variation)
+    throughput = models.mva([station], delay, workers).throughput
 
     assert throughput <= models.bound(demand, delay, workers) * (1 + 1e-9)
     assert throughput >= workers / (delay + workers * demand) * (1 - 1e-9)
@@ -62,6 +65,14 @@ def test_littles_law_holds_over_the_whole_cycle(demand: float, delay: float, wor
     solved = models.mva([Station(demand=demand)], delay, workers)
 
     assert solved.throughput * (delay + solved.residence[0]) == pytest.approx(workers)
+
+
+def test_services_that_are_always_the_same_wait_for_half_of_one() -> None:
+    """Two workers: whoever meets the other at the lock waits for the rest of one service."""
+    alone = models.mva([Station(demand=0.4)], 0.6, 1).utilisation[0]
+    equal = models.mva([Station(demand=0.4, variation=0.0)], 0.6, 2)
+
+    assert equal.residence[0] == pytest.approx(0.4 + alone * 0.4 / 2)
 
 
 def test_the_bounds_meet_at_the_knee() -> None:

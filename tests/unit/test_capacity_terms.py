@@ -156,3 +156,29 @@ def test_where_nobody_waits_no_hand_over_is_believed() -> None:
     )
 
     assert float(known.service(8, 0.0).handover.mean()) == pytest.approx(100.0)
+
+
+def test_while_each_worker_has_a_core_what_follows_the_lock_is_as_alone() -> None:
+    alone = observed(200.0)
+    lonely = Observed(
+        service=Service(
+            entry=alone.service.entry,
+            hold=alone.service.hold,
+            handover=alone.service.handover,
+            place=alone.service.place,
+            after=np.array([120.0]),
+        ),
+        latency=alone.latency,
+        queued=0.0,
+    )
+    known = Calibration(
+        job_ms=0.0,
+        workers=(4, 8),
+        observed=(observed(300.0), observed(340.0)),
+        cpu_us=(700.0, 700.0),
+        alone=lonely,
+        cores=2,
+    )
+
+    assert known.service(2, 0.0).after.tolist() == [120.0]
+    assert float(known.service(3, 0.0).after.mean()) == pytest.approx(300.0)

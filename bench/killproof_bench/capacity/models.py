@@ -2,7 +2,7 @@
 
 The network is closed: each of N workers works Z seconds without the lock (its job, and the part of
 a call that needs no lock), then wants the lock for D seconds. This is the machine-repairman model;
-mean value analysis solves it exactly, and with a second station for the processors too.
+mean value analysis solves it, and with a second station for the processors too.
 
 Sources: Reiser and Lavenberg, Mean-Value Analysis of Closed Multichain Queuing Networks, JACM 27
 (1980); for several servers the recursion over marginal probabilities in Bolch, Greiner, de Meer and
@@ -36,6 +36,9 @@ class Station:
 
     demand: float  #: Seconds of service that one job needs there.
     servers: int = 1
+    #: Squared coefficient of variation of the service; 1 is exponential, 0 always the same. Of a
+    #: single server only.
+    variation: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +51,15 @@ class Solution:
 
 
 def mva(stations: Sequence[Station], delay: float, workers: int) -> Solution:
-    """Solve a closed network of one class exactly.
+    """Solve a closed network of one class, exactly where services are exponential.
+
+    Who comes while a single server works waits for the rest of that service, on average
+    (1 + variation) / 2 of it: Reiser's correction for services that vary less (or more) than
+    exponential ones (A Queueing Network Analysis of Computer Communication Networks with Window
+    Flow Control, IEEE Transactions on Communications 27, 1979).
 
     Args:
-        stations: Each first come, first served with exponential service, or processor sharing.
+        stations: Each first come, first served.
         delay: Seconds of each cycle that wait for nobody.
         workers: At least 1.
 
@@ -61,8 +69,10 @@ def mva(stations: Sequence[Station], delay: float, workers: int) -> Solution:
     0.25
     """
     queues = [0.0] * len(stations)
+    busy = [0.0] * len(stations)
     # idle[m][j]: the probability of j jobs at station m, for as many as leave a server idle.
     idle = [[1.0] + [0.0] * (station.servers - 1) for station in stations]
+    fastest = min(station.servers / station.demand for station in stations)
     throughput = 0.0
     residence = [0.0] * len(stations)
     for population in range(1, workers + 1):
@@ -70,15 +80,18 @@ def mva(stations: Sequence[Station], delay: float, workers: int) -> Solution:
             spare = sum(
                 (station.servers - 1 - j) * idle[place][j] for j in range(station.servers - 1)
             )
-            residence[place] = station.demand / station.servers * (1 + queues[place] + spare)
-        throughput = population / (delay + sum(residence))
+            rest = busy[place] * (station.variation - 1) / 2 if station.servers == 1 else 0.0
+            residence[place] = station.demand / station.servers * (1 + queues[place] + spare + rest)
+        # The correction can forget that nothing leaves a station faster than it serves.
+        throughput = min(population / (delay + sum(residence)), fastest)
         for place, station in enumerate(stations):
             queues[place] = throughput * residence[place]
+            busy[place] = throughput * station.demand / station.servers
             idle[place] = _idle(idle[place], throughput * station.demand)
     return Solution(
         throughput=throughput,
         residence=tuple(residence),
-        utilisation=tuple(throughput * s.demand / s.servers for s in stations),
+        utilisation=tuple(busy),
     )
 
 

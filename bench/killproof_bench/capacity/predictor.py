@@ -31,6 +31,7 @@ class Network:
     """The demands of one closed-loop call with so many workers; seconds."""
 
     lock: float  #: Hold, and hand-over for the share of the calls that wait.
+    variation: float  #: Of that, squared coefficient.
     processor: float  #: Processor time outside the lock.
     delay: float  #: The job, and what the call does outside the lock.
 
@@ -61,19 +62,29 @@ class Predictor:
             for times in (service.hold, service.handover, service.entry, service.after)
         )
         delay = job_ms / 1e3 + entry + after
-        lock = hold
+        spread = float(service.hold.var()) / 1e12
+        lock, variation = hold, spread / hold**2
         for _ in range(_ROUNDS if workers > 1 else 0):
             # An arriving call sees the network with one worker less (Reiser and Lavenberg's
             # arrival theorem): it waits, and is handed the lock, as often as that one is busy.
-            others = models.mva([Station(demand=lock)], delay, workers - 1)
+            others = models.mva(
+                [Station(demand=lock, variation=min(1.0, variation))], delay, workers - 1
+            )
             lock = hold + handover * others.utilisation[0]
+            variation = spread / lock**2
         cpu = calibration.cpu(workers, job_ms) / 1e6
-        return Network(lock=lock, processor=max(0.0, cpu - hold), delay=delay)
+        return Network(
+            lock=lock,
+            # A few very long holds would make the formula wait longer than for everybody.
+            variation=min(1.0, variation),
+            processor=max(0.0, cpu - hold),
+            delay=delay,
+        )
 
     def throughput(self, workers: int, job_ms: float) -> float:
         """Return the predicted jobs/s of a closed loop."""
         network = self.network(workers, job_ms)
-        stations = [Station(demand=network.lock)]
+        stations = [Station(demand=network.lock, variation=network.variation)]
         delay = network.delay
         if self.kind == "lock and processor":
             # Whoever holds the lock has a core to himself; the others share what is left.

@@ -1,6 +1,6 @@
 """A recorded capacity result as prose, tables and a picture: pure functions of `CapacityResult`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Final
 
 from killproof_bench.ascii_chart import Curve, curves
@@ -80,7 +80,8 @@ def markdown(result: CapacityResult) -> str:
             "Latencies in ms with their 95% interval. Time to claim counts from the moment at "
             "which a job was meant to be enqueued, also if its producer was late. A load passes "
             "if the upper end of each interval is under its limit and the backlog does not grow. "
-            "The first load has taught the simulation its terms; the others were predicted.",
+            "Predicted: by playing the load with the terms of the highest one that had passed "
+            "before.",
         ]
     if result.demands:
         parts += [
@@ -228,21 +229,19 @@ def errors_sentence(result: CapacityResult) -> str:
     factors = [p.p99_factor for p in held if p.p99_factor]
     if not errors or not factors:
         return "The model was tried on no point that it had not seen."
-    calibrated = (
-        " and ".join(str(n) for n in result.model.calibrated_workers) if result.model else "?"
-    )
+    calibrated = _numbers(p.workers for p in result.points if p.calibrated)
     worst = max(factors, key=lambda factor: max(factor, 1 / factor))
     return (
         f"On {len(held)} loads that the model has not seen (calibrated with {calibrated} workers, "
-        f"tried with {_numbers(held)}), throughput was missed by at most "
+        f"tried with {_numbers(p.workers for p in held)}), throughput was missed by at most "
         f"{max(abs(error) for error in errors):.0%} (goal {THROUGHPUT_GOAL:.0%}) and p99 by a "
         f"factor of at most {max(worst, 1 / worst):.2f} (goal {P99_GOAL:g}): "
         f"{'within' if result.predicts_well else 'NOT within'} the goals."
     )
 
 
-def _numbers(points: Sequence[Point]) -> str:
-    found = [str(workers) for workers in sorted({point.workers for point in points})]
+def _numbers(workers: Iterable[int]) -> str:
+    found = [str(count) for count in sorted(set(workers))]
     return f"{', '.join(found[:-1])} and {found[-1]}" if len(found) > 1 else found[0]
 
 

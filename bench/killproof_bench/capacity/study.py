@@ -57,7 +57,7 @@ class Plan:
     durability: Durability
     budget_seconds: float
     seed: int
-    calibrate: tuple[int, int] = (4, 8)  #: Numbers of workers that the model sees.
+    calibrate: tuple[int, ...] = (4, 6, 8)  #: Ascending numbers of workers that the model sees.
 
     @property
     def work_ms(self) -> float:
@@ -77,14 +77,12 @@ class Plan:
 
     @property
     def held_out(self) -> tuple[Cell, ...]:
-        """What it is tried on: half of the calibrated workers, twice of them, and between."""
-        low, high = self.calibrate
-        cells = [
+        """What it is tried on: half of the fewest calibrated workers, and twice the most."""
+        return tuple(
             Cell(workers=n, job_ms=job_ms)
             for job_ms in (0.0, self.work_ms)
-            for n in (low // 2, 2 * high)
-        ]
-        return (*cells, Cell(workers=high + high // 2, job_ms=0.0))
+            for n in (self.calibrate[0] // 2, 2 * self.calibrate[-1])
+        )
 
     @property
     def blocks(self) -> int:
@@ -126,6 +124,7 @@ class Study:
         self._tick = tick
         self._begin = time.monotonic()
         self._files = 0
+        self._learned_at = 0.0
 
     def run(self) -> CapacityResult:
         """Measure everything, and answer.
@@ -226,7 +225,9 @@ class Study:
         recording, plan = self.recording, self.plan
         assert recording is not None
 
-        def calibration(job_ms: float, workers: tuple[int, ...]) -> terms.Calibration:
+        def calibration(
+            job_ms: float, workers: tuple[int, ...], alone: terms.Observed | None = None
+        ) -> terms.Calibration:
             cells = [Cell(workers=count, job_ms=job_ms) for count in workers]
             observed = [terms.observe(recording.slices(cell), Kind.ACK_AND_CLAIM) for cell in cells]
             if any(each is None for each in observed):
@@ -236,11 +237,14 @@ class Study:
                 workers=workers,
                 observed=tuple(each for each in observed if each is not None),
                 cpu_us=tuple(recording.cpu_us(cell) for cell in cells),
+                alone=alone,
+                cores=self.cores,
             )
 
+        alone = calibration(0.0, (1,))
         return predictor.chosen(
-            alone=calibration(0.0, (1,)),
-            idle=calibration(0.0, plan.calibrate),
+            alone=alone,
+            idle=calibration(0.0, plan.calibrate, alone.observed[0]),
             working=calibration(plan.work_ms, plan.calibrate),
             cores=self.cores,
             seed=plan.seed,
@@ -338,9 +342,7 @@ class Study:
         seconds = search.step_seconds(trial.rate_per_s)
         written, part = offer.load(trial.rate_per_s, seconds, lambda: None)
         predicted = None
-        if self.learned is None:
-            self.learned = search.learn(written, part)
-        else:
+        if self.learned is not None:
             predicted = self.learned.play(
                 trial.rate_per_s,
                 workers=crowd.workers,
@@ -348,7 +350,7 @@ class Study:
                 jobs=predictor.PLAYED_JOBS // 2,
                 seed=self.plan.seed,
             )
-        return search.judged(
+        step = search.judged(
             written,
             part,
             phase=trial.phase,
@@ -358,6 +360,11 @@ class Study:
             predicted=predicted,
             seed=self.plan.seed,
         )
+        # A load that broke a limit says what a line without end costs, not what a job does.
+        if self.learned is None or (step.passed and trial.rate_per_s > self._learned_at):
+            self.learned = search.learn(written, part) or self.learned
+            self._learned_at = trial.rate_per_s
+        return step
 
     def _seconds(self, trial: Trial) -> float:
         step = search.step_seconds(trial.rate_per_s) + search.WARMUP_SECONDS + 1.0

@@ -121,6 +121,8 @@ class Calibration:
     workers: tuple[int, ...]
     observed: tuple[Observed, ...]  #: One per number of workers.
     cpu_us: tuple[float, ...]  #: Processor time per job, likewise.
+    alone: Observed | None = None  #: One worker with such jobs.
+    cores: int = 0  #: While there is one for each worker, none waits for one outside the lock.
 
     def service(self, workers: float, job_ms: float) -> Service:
         """Return the terms for another number of workers, and another length of jobs."""
@@ -131,7 +133,11 @@ class Calibration:
             hold=self._carried("hold", count),
             handover=self._carried("handover", count),
             place=np.concatenate([each.service.place for _, each in self._having("place")]),
-            after=self._carried("after", count),
+            after=(
+                self.alone.service.after
+                if self.alone is not None and count <= self.cores
+                else self._carried("after", count)
+            ),
         )
 
     def cpu(self, workers: float, job_ms: float) -> float:
