@@ -138,6 +138,47 @@ def calibrate(
     raise typer.Exit(EXIT_CODES[result.verdict])
 
 
+def gate_proof(
+    head: Head = Path("."),
+    store: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where blocks are kept; the same command goes on there."),
+    ] = None,
+    shams: Annotated[int, typer.Option(metavar="N", help="A/A blocks to record.")] = 200,
+    slowdowns: Annotated[int, typer.Option(metavar="N", help="Blocks with a 10% spin.")] = 90,
+    live: Annotated[int, typer.Option(metavar="N", help="Live runs of each sort.")] = 3,
+    seed: Annotated[int, typer.Option(help="Of the re-pairing.")] = 1,
+    report: Report = None,
+    directory: Place = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure the gate's own error rates: shams, slowdowns, seeded regressions; 20 minutes."""
+    within("--shams", shams, 0, BLOCKS_MAX)
+    within("--slowdowns", slowdowns, 0, BLOCKS_MAX)
+    within("--live", live, 0, BLOCKS_MAX)
+    if store is not None and not store.parent.is_dir():
+        raise ValueError(f"--store {str(store)!r}: make the folder above it first")
+    with _ready(directory, report) as (folder, show):
+        from killproof_bench.gate import proof
+        from killproof_bench.gate.recorder import Goal
+
+        result = proof.prove(
+            head,
+            folder,
+            store or folder / "store",
+            Goal(shams=shams, slowdowns=slowdowns, live=live),
+            seed=seed,
+            workers=1,
+            command=_command(),
+            environment=surroundings(folder),
+            show=show,
+        )
+    from killproof_bench.gate import report_proof as told
+
+    _tell(result, told.terminal(result), told.markdown(result), report, as_json)
+    raise typer.Exit(EXIT_CODES[result.verdict])
+
+
 @contextmanager
 def _ready(
     directory: Path | None, report: Path | None

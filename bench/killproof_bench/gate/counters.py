@@ -123,7 +123,7 @@ def compared(
         if after.plans.get(operation, lines) != lines
     )
     because = [
-        f"{c.name} rose from {_number(c.base)} to {_number(c.head)} {c.unit} for each call"
+        f"{c.name} rose from {_number(c.base)} to {_number(c.head)} ({c.unit}) for each call"
         for c in counters
         if c.rose and not c.excused
     ]
