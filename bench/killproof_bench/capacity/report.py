@@ -232,8 +232,9 @@ def errors_sentence(result: CapacityResult) -> str:
     calibrated = _numbers(p.workers for p in result.points if p.calibrated)
     worst = max(factors, key=lambda factor: max(factor, 1 / factor))
     return (
-        f"On {len(held)} loads that the model has not seen (calibrated with {calibrated} workers, "
-        f"tried with {_numbers(p.workers for p in held)}), throughput was missed by at most "
+        f"The model was calibrated with {calibrated} workers and tried with "
+        f"{_numbers(p.workers for p in held)}, which it has not seen: throughput was missed by at "
+        "most "
         f"{max(abs(error) for error in errors):.0%} (goal {THROUGHPUT_GOAL:.0%}) and p99 by a "
         f"factor of at most {max(worst, 1 / worst):.2f} (goal {P99_GOAL:g}): "
         f"{'within' if result.predicts_well else 'NOT within'} the goals."

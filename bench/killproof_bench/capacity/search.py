@@ -46,6 +46,7 @@ CLAIMS_MIN: Final = 1_200
 START_SECONDS: Final = 2.5
 #: Of the predicted ceiling, in turn.
 BRACKET: Final = (0.3, 0.5, 0.7, 0.85, 1.0, 1.2, 1.4)
+BRACKET_STEP: Final = 1.1
 #: Below the lowest of the bracket, when that fails already.
 LOWER: Final = (0.15, 0.05)
 #: Bisection ends when the edge is known this well.
@@ -297,7 +298,8 @@ def following(ceiling_per_s: float, steps: Sequence[Step]) -> Trial | None:
     failed = [step.rate_per_s for step in steps if not step.passed]
     low, high = max(passed, default=0.0), min(failed, default=0.0)
     if not failed:
-        left = [share for share in BRACKET if share * ceiling_per_s > low * 1.01]
+        # The ceiling is learned anew at each load, so the shares may come to lie close together.
+        left = [share for share in BRACKET if share * ceiling_per_s > low * BRACKET_STEP]
         return Trial(phase="bracket", rate_per_s=left[0] * ceiling_per_s) if left else None
     if not passed:
         left = [share for share in LOWER if share * ceiling_per_s < high * 0.99]

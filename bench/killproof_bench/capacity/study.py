@@ -216,10 +216,11 @@ class Study:
             tick=lambda text, done: self._tick(text, spent + done),
         )
         self.correctness.append(self.recording.correctness)
+        seen = [len(self.recording.seen(cell)) for cell in plan.calibrated]
+        if min(seen) >= BLOCKS_MIN and not self.unfit():
+            self.predictor, self.because = self._calibrated()
         if self.recording.interrupted:
             raise KeyboardInterrupt
-        if not self.unfit():
-            self.predictor, self.because = self._calibrated()
 
     def _calibrated(self) -> tuple[Predictor, str]:
         recording, plan = self.recording, self.plan
@@ -279,7 +280,11 @@ class Study:
         return 1 / (network.lock * (1 + alone["enqueue"] / alone["ack_and_claim"]))
 
     def _search(self, crowd: Crowd) -> None:
-        ceiling = self._guess()
+        self.workers = crowd.workers
+        known = self.job()
+        ceiling = (
+            self._guess() if known is None else answer.most(known, crowd.workers, crowd.job_ms)
+        )
         with self._offer(crowd) as offer:
             while (trial := search.following(ceiling, self.steps)) is not None:
                 needed = search.CONFIRMATIONS * self._seconds(trial) + search.START_SECONDS
