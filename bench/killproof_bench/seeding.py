@@ -7,6 +7,7 @@ leased. The connection is a plain one of its own.
 
 import json
 import sqlite3
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Final
@@ -32,7 +33,7 @@ INSERT INTO job (kind, state, due_ms, fence, deliveries, claimed_ms, created_ms,
                  finished_ms, payload)
 WITH RECURSIVE line (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM line WHERE i < :rows)
 SELECT :kind, 'succeeded', :now_ms, 1, 1, :now_ms, :now_ms, :now_ms,
-       :now_ms + i, :payload
+       :now_ms + :first + i, :payload
   FROM line
 """
 
@@ -41,14 +42,14 @@ INSERT INTO job (kind, state, due_ms, max_attempts, fence, deliveries, failures,
                  created_ms, updated_ms, finished_ms, error_class, error_message, payload)
 WITH RECURSIVE line (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM line WHERE i < :rows)
 SELECT :kind, 'dead', :now_ms, 1, 1, 1, 1, :now_ms,
-       :now_ms, :now_ms, :now_ms + i, 'ValueError', 'no such report', :payload
+       :now_ms, :now_ms, :now_ms + :first + i, 'ValueError', 'no such report', :payload
   FROM line
 """
 
 SCHEDULED: Final = """
 INSERT INTO job (kind, state, due_ms, created_ms, updated_ms, payload)
 WITH RECURSIVE line (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM line WHERE i < :rows)
-SELECT :kind, 'scheduled', :now_ms + :far_ms + i, :now_ms, :now_ms, :payload
+SELECT :kind, 'scheduled', :now_ms + :far_ms + :first + i, :now_ms, :now_ms, :payload
   FROM line
 """
 
@@ -56,7 +57,7 @@ LEASED: Final = """
 INSERT INTO job (kind, state, due_ms, fence, deliveries, owner, lease_deadline_ns, claimed_ms,
                  created_ms, updated_ms, payload)
 WITH RECURSIVE line (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM line WHERE i < :rows)
-SELECT :kind, 'leased', :now_ms, 1, 1, :owner, :deadline_ns + i, :now_ms,
+SELECT :kind, 'leased', :now_ms, 1, 1, :owner, :deadline_ns + :first + i, :now_ms,
        :now_ms, :now_ms, :payload
   FROM line
 """
@@ -67,11 +68,17 @@ INSERT INTO attempt (job_id, fence, outcome, worker, started_ms, finished_ms, er
 SELECT id, 1, iif(state = 'dead', 'failed', 'succeeded'), :owner, claimed_ms, finished_ms,
        error_class, error_message
   FROM job
- WHERE finished_ms IS NOT NULL
+ WHERE finished_ms IS NOT NULL AND id > :after_id
 """
 
 OTHER_STATES: Final = ("succeeded", "dead", "scheduled", "leased")
 _STATEMENTS: Final = (SUCCEEDED, DEAD, SCHEDULED, LEASED)
+_STATEMENT_OF: Final = {
+    "available": AVAILABLE,
+    **dict(zip(OTHER_STATES, _STATEMENTS, strict=True)),
+}
+#: Rows of one transaction: seconds of work, and a log of about 100 MB.
+CHUNK_ROWS: Final = 250_000
 
 
 def payload_of(size: int) -> dict[str, str]:
@@ -133,6 +140,53 @@ def seed_other_states(path: Path, rows: int, now_ms: int, *, owner: str, monoton
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
 
+def seed_states(
+    path: Path,
+    rows: Mapping[str, int],
+    now_ms: int,
+    *,
+    owner: str,
+    monotonic_ns: int,
+    told: Callable[[int], None],
+) -> None:
+    """Add so many jobs in each state, and the attempts of those that have ended; sync the file.
+
+    Args:
+        path: The database.
+        rows: By state: `available` or one of `OTHER_STATES`.
+        now_ms: Wall clock.
+        owner: The identity of a living worker: leases of a dead one would be reaped.
+        monotonic_ns: The clock of the leases' deadlines, which lie a day ahead.
+        told: Told how many rows have been added since the last time.
+    """
+    values = _values(0, now_ms) | {
+        "owner": owner,
+        "far_ms": FAR_MS,
+        "deadline_ns": monotonic_ns + FAR_MS * 1_000_000,
+    }
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA synchronous = OFF")
+        connection.execute("PRAGMA cache_size = -262144")  # 256 MiB: the indexes stay in memory.
+        # Five million times the same checks: a test has integrity_check look at a small file.
+        connection.execute("PRAGMA ignore_check_constraints = ON")
+        for state, count in rows.items():
+            for first in range(0, count, CHUNK_ROWS):
+                (last_id,) = connection.execute("SELECT coalesce(max(id), 0) FROM job").fetchone()
+                chunk = min(CHUNK_ROWS, count - first)
+                values |= {"rows": chunk, "first": first, "after_id": last_id}
+                connection.execute(_STATEMENT_OF[state], values)
+                if state in ("succeeded", "dead"):
+                    connection.execute(ATTEMPTS, values)
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+                told(chunk)
+        # Else a checkpoint of the queue's own would sync all this while a call is timed.  A
+        # descriptor for fsync would, when closed, drop the locks of this process on the file.
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("UPDATE killproof_setting SET value = value")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+
 def _values(rows: int, now_ms: int, payload_bytes: int = PAYLOAD_BYTES) -> dict[str, int | str]:
     payload = json.dumps(payload_of(payload_bytes))
-    return {"rows": rows, "now_ms": now_ms, "kind": KIND, "payload": payload}
+    first: dict[str, int | str] = {"first": 0, "after_id": 0}  # Of all rows at once.
+    return {"rows": rows, "now_ms": now_ms, "kind": KIND, "payload": payload, **first}

@@ -1,29 +1,38 @@
-"""What an operation costs when the file holds a million rows in every other state.
+"""What an operation costs when the file holds a million rows, or five.
 
-Question: does a claim stay cheap as history, failures, the schedule and running work pile up?
+Question: does a claim stay cheap as the backlog, history, failures, the schedule and running work
+pile up?
 Primary figures: SQLite virtual machine steps per call (exact, free of noise) and the ratio of
 median times. Valid comparison: the small and the large file of one run.
 
 The two files take turns call by call, so that whatever disturbs the machine disturbs both.
 """
 
-import sqlite3
 import statistics
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy.stats import bootstrap  # type: ignore[attr-defined]  # It ships no types.
 
 from killproof import Host, Lease, Queue, SystemClock
-from killproof.core import host as core_host
+from killproof.core.clock import Clock
+from killproof_bench.arms import Connections
 from killproof_bench.measure import RESAMPLES
 from killproof_bench.result import Figure, OperationCost, RowsResult
+from killproof_bench.rows_result import Axis
 from killproof_bench.scenarios.claim import Durability
-from killproof_bench.seeding import KIND, OTHER_STATES, seed_available, seed_other_states
+from killproof_bench.seeding import (
+    KIND,
+    OTHER_STATES,
+    seed_available,
+    seed_other_states,
+    seed_states,
+)
 
 ROWS_SMALL = 1_000
 ROWS_LARGE = 1_000_000
@@ -35,6 +44,9 @@ TIMED_CALLS = 400
 COUNTED_CALLS = 20
 #: Longer than the claim's own pause between two looks for dead workers: each counted call looks.
 SWEEP_STEP_NS = 1_000_000_000
+
+#: Rows in every state of the small file of `grow`; its large one has them where it does not grow.
+GROW_FROM = 10_000
 
 OPERATIONS = ("enqueue", "claim", "ack", "ack and claim", "extend", "nack")
 
@@ -51,27 +63,22 @@ class SteppingClock(SystemClock):
         return super().monotonic_ns() + self.ahead_ns
 
 
-class Steps:
+class Steps(Connections):
     """Counts the steps of SQLite's virtual machine through the progress handler of a connection."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.count = 0
-        self._connection: sqlite3.Connection | None = None
-
-    def connect(self, path: str) -> sqlite3.Connection:
-        """Open as the core does; the latest connection is the one in use."""
-        self._connection = core_host.connect(path)
-        return self._connection
 
     def during(self, call: Callable[[], object]) -> int:
         """Return the steps of one call."""
-        assert self._connection is not None
+        assert self.latest is not None
         self.count = 0
-        self._connection.set_progress_handler(self._step, 1)
+        self.latest.set_progress_handler(self._step, 1)
         try:
             call()
         finally:
-            self._connection.set_progress_handler(None, 1)
+            self.latest.set_progress_handler(None, 1)
         return self.count
 
     def _step(self) -> int:
@@ -116,16 +123,8 @@ def run(
             tick(f"seeding {4 * count:,} rows")
             files.append(_seeded(stack, folder / f"{name}.db", count, durability))
         small, large = files
-        tick("counting steps")
-        steps = {
-            operation: (_steps(small, operation), _steps(large, operation))
-            for operation in OPERATIONS
-        }
-        tick("timing")
-        costs = tuple(
-            _cost(operation, *steps[operation], _times(small, large, operation), seed)
-            for operation in OPERATIONS
-        )
+        tick("counting and timing")
+        costs = compare(small, large, seed)
         return RowsResult(
             rows_small=ROWS_SMALL,
             rows_large=rows,
@@ -139,18 +138,109 @@ def run(
         )
 
 
+def grow(
+    folder: Path,
+    *,
+    states: tuple[str, ...],
+    rows: int,
+    durability: Durability = "process",
+    seed: int = 1,
+    tick: Callable[[int, str], None],
+) -> tuple[Axis, dict[str, str]]:
+    """Compare a file with `GROW_FROM` rows in every state with one that has more in some.
+
+    Args:
+        folder: Where the files go, and are removed from; a million rows take about 300 MB.
+        states: In which the rows grow: `available`, or some of `OTHER_STATES`.
+        rows: In each of them.
+        durability: `process` by default: a sync would hide the cost that is looked for.
+        seed: Of the bootstrap.
+        tick: Told how many rows were added since the last time, and what is being done.
+
+    Returns:
+        The figures, and the pragmas that were read back.
+
+    Raises:
+        KillproofError: The folder cannot hold the file.
+    """
+    small_rows = dict.fromkeys(("available", *OTHER_STATES), GROW_FROM)
+    large_rows = small_rows | dict.fromkeys(states, rows)
+    named = ", ".join(states)
+    with ExitStack() as stack:
+        files = []
+        for name, counts in (("small", small_rows), ("large", large_rows)):
+            path = folder / f"{name}.db"
+
+            def seed_rows(
+                owner: str, clock: Clock, path: Path = path, counts: Any = counts
+            ) -> None:
+                seed_states(
+                    path,
+                    counts,
+                    clock.now_ms(),
+                    owner=owner,
+                    monotonic_ns=clock.monotonic_ns(),
+                    told=lambda added: tick(added, f"rows: {named}"),
+                )
+
+            files.append(_opened(stack, path, durability, seed_rows))
+        small, large = files
+        tick(0, f"calls: {named}")
+        axis = Axis(
+            states=states,
+            rows_small=GROW_FROM,
+            rows_large=rows,
+            file_bytes=large.path.stat().st_size,
+            seeding_seconds=large.seeding_seconds,
+            calls=TIMED_CALLS,
+            costs=compare(small, large, seed),
+        )
+        facts = large.steps.facts()
+    for file in folder.glob("*.db*"):
+        file.unlink()
+    return axis, facts
+
+
+def seeded_rows(states: tuple[str, ...], rows: int) -> int:
+    """Return how many rows `grow` adds to its two files, without attempts."""
+    small = GROW_FROM * (1 + len(OTHER_STATES))
+    return 2 * small + len(states) * (rows - GROW_FROM)
+
+
+def compare(small: Seeded, large: Seeded, seed: int) -> tuple[OperationCost, ...]:
+    """Count the steps of every operation on both files, and time it on them in turns."""
+    steps = {
+        operation: (_steps(small, operation), _steps(large, operation)) for operation in OPERATIONS
+    }
+    return tuple(
+        _cost(operation, *steps[operation], _times(small, large, operation), seed)
+        for operation in OPERATIONS
+    )
+
+
 def _seeded(stack: ExitStack, path: Path, rows: int, durability: Durability) -> Seeded:
+    def seed_rows(owner: str, clock: Clock) -> None:
+        now_ms, now_ns = clock.now_ms(), clock.monotonic_ns()
+        seed_other_states(path, rows, now_ms, owner=owner, monotonic_ns=now_ns)
+        seed_available(path, AVAILABLE, now_ms)
+
+    return _opened(stack, path, durability, seed_rows)
+
+
+def _opened(
+    stack: ExitStack,
+    path: Path,
+    durability: Durability,
+    seed_rows: Callable[[str, Clock], None],
+) -> Seeded:
+    """Make a file, have it seeded for a living owner, and open the queue to be measured."""
     begin = time.perf_counter()
     holder = stack.enter_context(Queue(path, durability=durability))
-    clock = holder.host.clock
     # The leases need a living owner: claiming one job gives this process an identity.
     holder.enqueue(KIND, {})
     holder.claim()
     assert holder.worker_id is not None
-    seed_other_states(
-        path, rows, clock.now_ms(), owner=holder.worker_id, monotonic_ns=clock.monotonic_ns()
-    )
-    seed_available(path, AVAILABLE, clock.now_ms())
+    seed_rows(holder.worker_id, holder.host.clock)
     seconds = time.perf_counter() - begin
     stepping, steps = SteppingClock(), Steps()
     queue = stack.enter_context(Queue(path, host=Host(clock=stepping, connect=steps.connect)))
