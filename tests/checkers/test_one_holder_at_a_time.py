@@ -288,6 +288,56 @@ def test_without_claims_exclusion_is_unknown(run: "Run", producer: "Process") ->
     assert run.verdict("P4") == "unknown"
 
 
+@pytest.mark.parametrize(
+    ("lease_ms", "between", "verdict"),
+    [
+        (5_000, "nothing", "violated"),
+        (5_000, "its end", "pass"),
+        (5_000, "a pause", "pass"),
+        (5_000, "a stall", "pass"),
+        (5_000, "4.1 s", "pass"),  # The claim may have been a while before the start.
+        (900, "nothing", "pass"),
+        (None, "a pause", "violated"),  # A lease of no length has no end.
+    ],
+)
+def test_where_no_claims_are_kept_a_second_start_during_a_handler_is_a_second_lease(
+    run: "Run", producer: "Process", lease_ms: int | None, between: str, verdict: str
+) -> None:
+    run.parameters["lease_ms"] = lease_ms
+    if lease_ms is None:
+        del run.parameters["lease_ms"]
+    first, second = run.process("w1"), run.process("w2")
+    first.alive = second.alive = False  # They write no history, not even of their end.
+    job = producer.enqueues("a")
+    first.starts(job, fence=1)
+    if between == "its end":
+        first.ends(job, fence=1)
+    elif between == "a pause":
+        run.pauses(first, 100)
+    elif between == "a stall":
+        run.stalls(100)
+    elif between == "4.1 s":
+        run.passes(4_100)
+    second.starts(job, fence=2)
+    if between != "its end":
+        first.ends(job, fence=1)
+    second.ends(job, fence=2)
+
+    assert run.verdict("P4") == verdict
+
+
+def test_a_worker_that_keeps_a_history_without_claims_is_not_judged_by_its_handlers(
+    run: "Run", producer: "Process", first: "Process", second: "Process"
+) -> None:
+    run.parameters["lease_ms"] = 60_000
+    job = producer.enqueues("a")
+    first.starts(job, fence=1)
+    second.starts(job, fence=2)
+    first.ends(job, fence=1)
+
+    assert run.verdict("P4") == "unknown"
+
+
 # --- P5.
 
 

@@ -20,6 +20,8 @@ from killproof_evidence.history import Operation
 #: Earlier claims of the job that each claim is held against: leases further back have long ended,
 #: and a job that loops a thousand times must not cost a million comparisons.
 CLAIMS_BACK = 4
+#: How long a handler may take to start after its claim in a process that does not stand still, ns.
+START_NS = 1_000_000_000
 #: Doubt in placing a commit on the monotonic clock, ns: two clocks and a millisecond's rounding.
 DOUBT_NS = 10_000_000
 
@@ -29,7 +31,10 @@ def lease_exclusion(evidence: Evidence) -> Finding:
     tally = Tally()
     overlaps = overlap_ns = 0
     workers = _workers(evidence)
+    is_told = any(story.claims for story in evidence.stories)
     for story in evidence.stories:
+        if not is_told:
+            _check_overlaps(evidence, tally, story)
         _check_claimed(tally, story, workers)
         for index, claim in enumerate(story.claims):
             if claim.type != "ok":
@@ -48,6 +53,39 @@ def lease_exclusion(evidence: Evidence) -> Finding:
     tally.figures["overlapping_executions"] = overlaps
     tally.figures["overlapping_ms"] = overlap_ns // 1_000_000
     return tally.finding("no claim is on record")
+
+
+def _check_overlaps(evidence: Evidence, tally: Tally, story: Story) -> None:
+    """Where no worker keeps a history, its handlers tell who had the job, and until when for sure.
+
+    A handler starts soon after the claim unless its process stood still in between, so a second
+    start well within the length of the lease, while the first handler was at work, is a second
+    lease. Without a length no time ends a lease, and a pause explains nothing.
+    """
+    lease_ms = evidence.lease_ms(story)
+    told = evidence.history.last.keys() | evidence.history.exited
+    executions = [each for each in story.executions if each.pid not in told]
+    tally.checked += len(executions)
+    for first, second in pairwise(executions):
+        if first.t_end is None or first.t_end <= second.t:
+            continue
+        if lease_ms is not None:
+            length_ns = lease_ms * 1_000_000
+            since = first.t - length_ns
+            stood_still = evidence.stalled_ns(since, second.t) > 0 or any(
+                start <= second.t and end >= since
+                for start, end in evidence.pauses.get(first.pid, ())
+            )
+            if stood_still or second.t - first.t + START_NS >= length_ns:
+                continue
+        tally.violate(
+            story.label,
+            f"job {story.label} was started by process {second.pid} while process {first.pid} was "
+            f"at it, {(second.t - first.t) / 1e6:.0f} ms after that had started",
+            first.at,
+            second.at,
+            (first.file, first.line_end or first.line_effect or first.line),
+        )
 
 
 def _workers(evidence: Evidence) -> set[int]:
