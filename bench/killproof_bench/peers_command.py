@@ -143,6 +143,7 @@ def _result(
     comparisons = judging.compare(cells)
     own = {peer.name for peer in OURS}
     rates = bench.raw_rates or [0.0]
+    correctness = ledger.merged([cell.correctness for cell in cells if cell.contender in own])
     return PeersResult(
         schema=SCHEMA,
         command=f"killproof {shlex.join(sys.argv[1:])}",
@@ -159,13 +160,11 @@ def _result(
         contenders=contenders,
         cells=cells,
         comparisons=comparisons,
-        goals=judging.goals(comparisons),
+        goals=judging.goals(comparisons, [each.name for each in contenders]),
         raw_before=rates[0],
         raw_after=rates[-1],
         noise=noise,
-        verdict=ledger.merged(
-            [cell.correctness for cell in cells if cell.contender in own]
-        ).verdict,
+        verdict="unknown" if interrupted else correctness.verdict,
         sentence=report.sentence(cells, comparisons, contenders),
     )
 

@@ -173,8 +173,8 @@ TAIL_SHARE = 1 / 10
 LONGEST_SHARE = 1 / 20
 
 
-def goals(comparisons: Sequence[Comparison]) -> tuple[Goal, ...]:
-    """Judge the figures aimed at; those of a contender that was not measured are `None`."""
+def goals(comparisons: Sequence[Comparison], contenders: Sequence[str]) -> tuple[Goal, ...]:
+    """Judge the figures aimed at; of a contender that took part and has none they are `None`."""
     beside = {
         each.contender: each
         for each in comparisons
@@ -182,6 +182,8 @@ def goals(comparisons: Sequence[Comparison]) -> tuple[Goal, ...]:
     }
     found = []
     for name, times in TIMES.items():
+        if name not in contenders:
+            continue
         each = beside.get(name)
         rate = None if each is None else each.throughput.value
         tail = None if each is None else each.p999

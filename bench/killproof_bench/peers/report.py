@@ -66,10 +66,11 @@ def sentence(
     ratios = [each.throughput.value for each in beside if each.throughput.value is not None]
     rest = ""
     if ratios:
+        longest = [each.longest for each in beside]
         rest = (
             f"; {number(min(ratios))} to {number(max(ratios))} times the jobs/s of "
-            f"{len(ratios)} other queues at the same level, longest wait 1/"
-            f"{number(1 / max(each.longest for each in beside))} of theirs or less"
+            f"{len(ratios)} other queues at the same level, and {number(min(longest))} to "
+            f"{number(max(longest))} times their longest wait"
         )
     plural = "worker" if workers == 1 else "workers"
     return (

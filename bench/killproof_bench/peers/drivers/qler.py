@@ -1,6 +1,7 @@
 """qler: claim_job and complete_job of its queue."""
 
 import asyncio
+import contextvars
 import json
 from collections.abc import Coroutine, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ class Driver:
         self._file = f"{spec.folder}/jobs.db"
         self._worker = f"worker-{spec.worker}"
         self._loop = asyncio.new_event_loop()
+        self._context = contextvars.copy_context()
         self._db: Any = AsyncSQLerDB.on_disk(self._file)
         if (wanted := spec.synchronous()) is not None:
             # It takes a database of the caller's; the last pragma of the list wins.
@@ -76,7 +78,8 @@ class Driver:
             await cursor.close()
 
     def _run(self, call: Coroutine[Any, Any, Any]) -> Any:
-        return self._loop.run_until_complete(call)
+        # In one context: it pins a connection to each, and has four of them.
+        return self._loop.run_until_complete(self._loop.create_task(call, context=self._context))
 
 
 def open_queue(spec: Spec) -> Driver:
