@@ -85,8 +85,8 @@ CLAIMS_MAX: Final = 25
 THREADS_DEFAULT: Final = 32
 #: Threads for what coroutines ask of the file.
 CALLS: Final = 4
-#: How long a stop may go unnoticed while idle; a job that becomes due is noticed far sooner.
-POLL_SECONDS: Final = 0.1
+#: Between two claims while idle; a job that becomes due, or a stop, is noticed far sooner.
+POLL_SECONDS: Final = 1.0
 #: While the kinds of plain handlers are not asked for, a thread that becomes free is seen so soon.
 POLL_SECONDS_SOME: Final = 0.05
 #: How the threads are called that `asyncio.to_thread` uses under `serve`.
@@ -130,7 +130,7 @@ class Dispatcher:
             grace: seconds that running handlers have after SIGTERM.
             panel: shows the queue now and then; None: nothing is shown.
             threads: plain handlers at once; None: as many as slots, at most `THREADS_DEFAULT`.
-            poll: seconds between two looks at the stop flag while idle.
+            poll: seconds between two claims while idle.
             overdue_grace: seconds between the interruption of a handler and leaving it behind.
             logger: where the lines go; the logger `killproof.dispatcher` unless given.
             clock: the queue's clock unless given.
@@ -398,7 +398,7 @@ class Dispatcher:
         if found or self._stopping:
             return found
         sync.point("worker.idle")
-        if self._queue.wait(kinds, seconds=poll):
+        if self._queue.wait(kinds, seconds=poll, until=lambda: self._stopping):
             return self._claim_many(limit, kinds)
         return []
 

@@ -91,8 +91,8 @@ __all__ = [
 ]
 
 GRACE_SECONDS_DEFAULT: Final = 30.0
-#: How long a stop may go unnoticed while idle; a job that becomes due is noticed far sooner.
-POLL_SECONDS_DEFAULT: Final = 0.5
+#: Between two rounds of the chores while idle; a job, or a stop, is noticed far sooner.
+POLL_SECONDS_DEFAULT: Final = 1.0
 #: Between telling a handler to stop and leaving it behind.
 OVERDUE_GRACE_SECONDS_DEFAULT: Final = 5.0
 #: A loop that has not moved for so long, with no handler in it, stands still: a claim waits at most
@@ -324,7 +324,7 @@ class Worker:
             queue: where the jobs are; it stays open.
             handlers: the kinds to work on; others are never claimed.
             grace: seconds that a running handler has after SIGTERM.
-            poll: seconds between two looks at the stop flag while idle.
+            poll: seconds between two rounds of the chores while idle.
             overdue_grace: seconds between the interruption of a handler and leaving it behind.
             logger: where the lines go; the logger `killproof.worker` unless given.
             clock: the queue's clock, for tests.
@@ -417,15 +417,16 @@ class Worker:
 
     def _loop(self) -> None:
         lease: Lease | None = None
+        may_claim = True
         while not self._stopping:
             self._moved_ns = self._clock.monotonic_ns()
-            if lease is None:
+            if lease is None and may_claim:
                 lease = self._claim()
             if lease is not None:
                 lease = self._work(lease)
                 self._chores.mend_limits()
             elif not self._stopping:
-                self._idle()
+                may_claim = self._idle()
         if lease is not None:
             # Claimed together with the last ack, and told to stop since: nobody has started it.
             self._settle(Tenure(lease, now_ns=0), Outcome(word="release"))
@@ -451,14 +452,17 @@ class Worker:
         self._busy_streak += 1
         self._clock.sleep(pause)
 
-    def _idle(self) -> None:
-        """Wait until a job may be there, without taking the write lock."""
+    def _idle(self) -> bool:
+        """Wait until a job may be there, without taking the write lock; False: there is none."""
         self._chores.do()
         sync.point("worker.idle")
         try:
-            self._queue.wait(self._handlers.kinds, seconds=self._poll)
+            return self._queue.wait(
+                self._handlers.kinds, seconds=self._poll, until=lambda: self._stopping
+            )
         except TRANSIENT as error:
             self._note_transient("wait", error)
+        return True
 
     # --- One job.
 

@@ -165,7 +165,9 @@ def test_a_checkpoint_that_vacuums_as_well_is_seen(place: Path) -> None:
 class PollsByClaiming(Queue):
     """Looks for work with the write lock in its hand, as often as it can."""
 
-    def wait(self, kinds: Any = None, seconds: float = 1.0) -> bool:
+    def wait(
+        self, kinds: Any = None, seconds: float = 1.0, *, until: Callable[[], bool] = bool
+    ) -> bool:
         self._full_last = True
         for _ in range(round(seconds / 0.05)):
             self.claim(kinds)

@@ -12,7 +12,7 @@ import dataclasses
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime
 from functools import partial
@@ -38,8 +38,11 @@ SWEEP_INTERVAL_NS: Final = 20_000_000
 #: Jobs in one batch: about 10 ms under the lock.
 BATCH_MAX: Final = 1_000
 #: An idle worker that nobody wakes looks so often, in seconds, with jitter: for commits of other
-#: programs, and for the death of others, which wakes nobody.  Recovery may take 100 ms.
-IDLE_PAUSE: Final = 0.05
+#: programs.  A look costs up to a millisecond of a CPU that has gone to sleep.
+IDLE_PAUSE: Final = 0.25
+#: While somebody holds a lease it looks more often, for a death wakes nobody, and recovery may take
+#: 100 ms in the median, if only one worker is idle.
+HOLDERS_PAUSE: Final = 0.15
 #: Woken in vain, it lets others be woken for so long, in seconds; doubled up to the pause above.
 VAIN_PAUSE_FIRST: Final = 0.001
 #: What falls due is noticed by one idle worker after the other within so many seconds.
@@ -399,9 +402,9 @@ class Queue:
                 self._move(tx, now_ms, self.EXPIRE, self.FIRST_EXPIRED)  # More than one batch.
                 continue
             now_ns = clock.monotonic_ns()
-            values: dict[str, Value] = {"id": row[0], "owner": owner, "now_ns": now_ns}
+            values = {"id": row[0], "owner": owner, "now_ns": now_ns, "now_ms": now_ms}
             try:
-                changed = tx.change(self.CLAIM, values | {"now_ms": now_ms})
+                changed = tx.change(self.CLAIM, values)
             except sqlite3.IntegrityError as error:
                 self._set_aside(tx, cast(int, row[0]), error)
                 continue
@@ -683,19 +686,21 @@ class Queue:
             LeaseLost: the lease is not current; nothing was changed.
         """
         now_ms = self.host.clock.now_ms()
-        values = _fenced(
-            lease,
-            now_ms=now_ms,
-            before_ns=before_ns,
-            state=state,
-            outcome=outcome,
-            due_ms=None if wait_ms is None else now_ms + wait_ms,
-            result=result,
-            started_ms=lease.claimed_ms,
-            error_class=None if failure is None else failure.error_class,
-            message=None if failure is None else failure.message,
-            traceback=None if failure is None else failure.traceback,
-        )
+        values: dict[str, Value] = {
+            "id": lease.job.id,
+            "fence": lease.fence,
+            "worker": lease.owner,
+            "now_ms": now_ms,
+            "before_ns": before_ns,
+            "state": state,
+            "outcome": outcome,
+            "due_ms": None if wait_ms is None else now_ms + wait_ms,
+            "result": result,
+            "started_ms": lease.claimed_ms,
+            "error_class": None if failure is None else failure.error_class,
+            "message": None if failure is None else failure.message,
+            "traceback": None if failure is None else failure.traceback,
+        }
         before = tx.changes
         if not tx.change(self.END, values):
             raise LeaseLost(lease.job.id, lease.fence, operation)
@@ -931,6 +936,9 @@ class Queue:
         The row is offered `again` now and then: a rollback or another program may have taken it.
         Until then our death would be noticed by the lease alone.
         """
+        identity = self._identity
+        if not again and identity is not None and identity.liveness is self.database.liveness:
+            return identity.id
         liveness = self._liveness()
         with self.database.guard:
             identity = self._identity
@@ -1020,13 +1028,24 @@ class Queue:
                  UNION ALL
                 SELECT min(until_ms) FROM throttle)"""
 
-    def wait(self, kinds: Iterable[str] | None = None, seconds: float = 1.0) -> bool:
+    def wait(
+        self,
+        kinds: Iterable[str] | None = None,
+        seconds: float = 1.0,
+        *,
+        until: Callable[[], bool] = lambda: False,
+    ) -> bool:
         """Wait until something looks claimable; False after so many seconds without.
 
         A commit of killproof's that lets a job be claimed wakes one waiter that looks for its kind,
-        for each such job.  Besides, every 50 ms, it looks itself: at a counter in shared memory,
-        and at the lock of each holder; rows are read only after somebody has committed.  It takes
-        no write lock.  A signal ends it as well, once its handler has run.
+        for each such job.  Besides, every 0.25 s, it looks itself: at a counter in shared memory,
+        and, every 0.15 s if there are any, at the locks of those who hold leases; rows are read
+        only after somebody has committed.  It takes no write lock.
+
+        Args:
+            kinds: only jobs of these kinds; None means any.
+            seconds: to wait at most.
+            until: asked after each pause, and at once when a signal has come: True ends the wait.
 
         Raises:
             ValueError: kinds or seconds are wrong; the message shows it; definite.
@@ -1039,9 +1058,9 @@ class Queue:
         seen: Sequence[Value] | None = None
         holders: list[_Holder] = []
         next_moment_ms: int | None = None
+        # Before the look: a commit after it has then moved the count on, and nobody sleeps.
+        arrivals, count = self.database.arrivals()
         while True:
-            # Before the look: a commit after it has then moved the count on, and nobody sleeps.
-            arrivals, count = self.database.arrivals()
             version = self.database.peek("PRAGMA data_version")[0]
             if version != seen:
                 seen = version
@@ -1063,19 +1082,20 @@ class Queue:
                 # followed, a busy queue's idle workers would take the CPU from its busy ones.
                 woken, vain_pause = False, min(max(vain_pause * 2, VAIN_PAUSE_FIRST), IDLE_PAUSE)
                 clock.sleep(min(left, vain_pause * (0.75 + chance / 2)))
+                arrivals, count = self.database.arrivals()
                 continue
-            pause = IDLE_PAUSE * (0.75 + chance / 2)
+            pause = (HOLDERS_PAUSE if holders else IDLE_PAUSE) * (0.75 + chance / 2)
             if next_moment_ms is not None:
                 due = (next_moment_ms - clock.now_ms()) / 1e3
                 # Not all at once: the first to look promotes it for all.
                 pause = min(pause, due + chance * DUE_JITTER)
-            pause = min(left, pause)
-            until_ns = clock.monotonic_ns() + round(pause * 1e9)
-            woken = clock.rest(pause, partial(arrivals.wait, count, classes))
-            if not woken:
+            woken = clock.rest(min(left, pause), partial(arrivals.wait, count, classes))
+            if until():
+                return False
+            if woken:
+                arrivals, count = self.database.arrivals()
+            else:
                 vain_pause = 0.0
-                if clock.monotonic_ns() < until_ns:
-                    return False  # A signal came, and perhaps told us to stop.
 
     def _looks_claimable(self, wanted: str | None) -> bool:
         """Whether a claim would find something, as far as a look can tell without the lock."""
@@ -1222,11 +1242,12 @@ def _job(
     values["payload"] = json.loads(values["payload"])
     if values["result"] is not None:
         values["result"] = json.loads(values["result"])
-    ended = tuple(
-        Attempt(**cast(Any, dict(zip(_ATTEMPT_FIELDS, attempt, strict=True))))
-        for attempt in attempts
-    )
-    return Job(**values, attempts=ended)
+    if attempts:
+        values["attempts"] = tuple(
+            Attempt(**cast(Any, dict(zip(_ATTEMPT_FIELDS, attempt, strict=True))))
+            for attempt in attempts
+        )
+    return Job(**values)
 
 
 def _without_payload(row: tuple[Value, ...]) -> tuple[Value, ...]:

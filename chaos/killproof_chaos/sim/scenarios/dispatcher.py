@@ -44,7 +44,13 @@ class Recorded:
             completion |= claimed(found[0] if found else None)
         return found
 
-    def wait(self, kinds: Iterable[str] | None = None, seconds: float = 1.0) -> bool:
+    def wait(
+        self,
+        kinds: Iterable[str] | None = None,
+        seconds: float = 1.0,
+        *,
+        until: Callable[[], bool] = lambda: False,
+    ) -> bool:
         """Have the dispatcher stopped: waiting would only make the schedule longer."""
         self._when_idle()
         return False
