@@ -18,6 +18,8 @@ SINGLE_SLOW_DISK: Final = 2.0
 SINGLE_FAST_DISK: Final = 1.2
 #: Raw syncs per second that divide the two.
 SLOW_DISK: Final = 2_500
+#: A sentence names so many goals that were missed.
+NAMED_MAX: Final = 3
 #: From the call of `enqueue` to the first line of an idle worker's handler.
 IDLE_START_MS: Final = 5.0
 #: Of one core, for each idle worker.
@@ -50,9 +52,12 @@ def sentence(found: Sequence[Goal], verdict: Verdict) -> str:
         return "The figures are void: a queue did not do its work right."
     met = sum(goal.met is True for goal in found)
     missed = [goal.what for goal in found if goal.met is False]
+    if not found:
+        return "Nothing was measured that a goal speaks of."
     if not missed:
-        return f"All {met} goals are met."
-    return f"{met} of {len(found)} goals are met; not met: {'; '.join(missed)}."
+        return f"{met} of {len(found)} goals are met."
+    more = f"; and {len(missed) - NAMED_MAX} more" if len(missed) > NAMED_MAX else ""
+    return f"{met} of {len(found)} goals are met; not met: {'; '.join(missed[:NAMED_MAX])}{more}."
 
 
 def _bare(each: Comparison) -> Goal:
