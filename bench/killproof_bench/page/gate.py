@@ -324,7 +324,7 @@ def _instructions(result: GateResult) -> Section:
         ("head over base", "n/a" if layer.ratio is None else f"{layer.ratio - 1:+.2%}"),
         ("spread of repeats", "n/a" if layer.spread is None else f"{layer.spread:.2%}"),
     ]
-    table = Table(label="Instructions", head=("", "per ack and claim"), rows=rows)
+    table = Table(label="Instructions", head=("side", "per ack and claim"), rows=rows)
     reasons = Bullets(items=layer.because)
     parts: list[Part] = [table] if layer.base.value is not None else [reasons]
     return Section(id="instructions", title="Instructions", parts=parts)
