@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from killproof import Queue, cli
-from killproof_bench import report
+from killproof_bench import anatomy, report, sampling
 from killproof_bench.crew import Crew, CrewError, Outcome, specs
 from killproof_bench.ledger import Account
+from killproof_bench.recording import Call, Kind
 from killproof_bench.result import BenchResult, ClaimCard, from_json
 from killproof_bench.scenarios import claim, rows, stopped
 
@@ -58,6 +59,8 @@ def test_a_run_is_judged_and_each_job_was_done_exactly_once(
         assert cell.correctness.verdict == "pass"
         assert cell.correctness.jobs >= cell.jobs_per_s.n > 0
         assert len(cell.rounds[0].counts) == 2
+        assert cell.anatomy is not None
+        assert cell.anatomy.calls > 0
 
 
 def test_every_figure_carries_a_whole_claim_card(small: tuple[BenchResult, str]) -> None:
@@ -129,6 +132,65 @@ def test_a_backlog_that_ran_dry_proves_nothing(place: Path) -> None:
     outcome = dataclasses.replace(one_round(place, "killproof", durability="process"), ran_dry=True)
 
     assert claim.verdict(place / "run/queue.db", 2_000, outcome).verdict == "unknown"
+
+
+def round_of(place: Path, plan: claim.Plan) -> tuple[Outcome, int]:
+    """Run one round of killproof; return it with the begin of its measured time."""
+    place.joinpath("run").mkdir()
+    template = claim.make_template(
+        place,
+        plan.durability,
+        plan.backlog,
+        finished=plan.finished,
+        payload_bytes=plan.payload_bytes,
+    )
+    template.rename(place / "run" / "queue.db")
+    step = claim.Step(position=0, workers=2, arm="killproof", hash_seed=1)
+    with Crew(claim.processes(place / "run", plan, step), hash_seed=1) as crew:
+        crew.wait_until_ready()
+        start_ns = crew.go(plan.seconds)
+        return crew.finish(), start_ns
+
+
+def test_an_open_loop_is_judged_with_what_its_producers_put_in(place: Path) -> None:
+    plan = claim.Plan(loop="open", rate_per_s=200.0, producers=1, seconds=0.5, durability="process")
+    outcome, start_ns = round_of(place, plan)
+    workers, producers = outcome.calls[:2], outcome.calls[2:]
+    measured = sampling.window(start_ns, plan.seconds)
+    latencies = claim.series_of(plan.setup, workers, producers, outcome, measured)
+    split = anatomy.parts(workers, producers, measured.from_ns, measured.until_ns)
+
+    assert claim.verdict(place / "run/queue.db", 0, outcome).verdict == "pass"
+    assert outcome.enqueued
+    assert {kind for kind, _ in latencies} == {"ack call", "enqueue commit", "time to claim"}
+    assert all(latencies["time to claim", "intended"].latencies > 0)
+    assert split is not None
+    assert (split.wait >= split.wait_idle).all()
+    assert (split.sql > 0).all()
+    lost = dataclasses.replace(outcome, enqueued=(*outcome.enqueued, 999_999))
+    assert "enqueued, and not stored" in (claim.verdict(place / "run/queue.db", 0, lost).because[0])
+
+
+def test_batches_on_an_old_file_are_judged_job_by_job(place: Path) -> None:
+    plan = claim.Plan(
+        call="claim-then-ack",
+        batch=5,
+        jobs=3_000,
+        finished=50,
+        payload_bytes=500,
+        seconds=0.3,
+        durability="process",
+    )
+    outcome, start_ns = round_of(place, plan)
+    cut = sampling.sample(outcome.calls, start_ns, plan.seconds)
+    verdict = claim.verdict(place / "run/queue.db", 3_000, outcome, finished=50)
+
+    assert (verdict.verdict, verdict.because) == ("pass", ())
+    assert verdict.jobs == sum(len(jobs) for jobs in outcome.served)
+    assert sum(cut.counts) == 5 * sum(
+        int(((call[:, Call.KIND] == Kind.ACK) & (call[:, Call.END] < start_ns + 3e8)).sum())
+        for call in outcome.calls
+    )
 
 
 def test_a_worker_process_that_cannot_open_the_file_fails_the_tool(place: Path) -> None:
@@ -203,7 +265,12 @@ def test_ctrl_c_reports_the_rounds_that_had_ended_and_leaves_nothing_behind(plac
         (("claim", "--rows", "0"), "--rows 0: give a number from 1"),
         (("claim", "--report", "nowhere/x.md"), "make the folder first"),
         (("checkers", "--records", "0"), "--records 0: give a number from 1"),
-        (("claim", "--durability", "hope"), "--durability"),
+        (("claim", "--durability", "hope"), "--durability 'hope': give power, process, or"),
+        (("claim", "--loop", "open"), "--loop open: say how many jobs/s it offers"),
+        (("claim", "--rate", "5"), "--rate '5': a closed loop has none, add --loop open"),
+        (("claim", "--batch", "1,0"), "--batch '1,0': give numbers from 1 to 1000"),
+        (("claim", "--payload", "5"), "--payload '5': give numbers from 16"),
+        (("claim", "--goals", "--workers", "3"), "--goals chooses the cells itself: leave out"),
     ],
 )
 def test_wrong_usage_is_one_line_that_names_the_value(
