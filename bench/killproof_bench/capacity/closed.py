@@ -7,9 +7,10 @@ where a block has each number once, in an order drawn anew, within about ten sec
 
 import os
 import random
+import signal
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -171,9 +172,10 @@ def run(
             for block, cell in order(cells, blocks, seed):
                 if block == len(raw_rates):
                     raw_rates.append(raw_syncs_per_second(folder))
-                    more = block_jobs - _available(database)
-                    seed_available(database, more, now_ms)
-                    seeded += more
+                    with _uninterrupted():
+                        more = block_jobs - _available(database)
+                        seed_available(database, more, now_ms)
+                        seeded += more
                     os.sync()
                 place = len(looked)
 
@@ -203,6 +205,16 @@ def run(
         jobs_seeded=seeded,
         interrupted=interrupted,
     )
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Put Ctrl-C off until the block has ended: what was put in must have been counted."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _available(database: Path) -> int:
