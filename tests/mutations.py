@@ -181,8 +181,8 @@ BARRIER = (
     m(
         "R-A4: a write waits for the barrier",
         "database.py",
-        "            self._after_commit(lambda: self._settle(handle, operation))\n",
-        "",
+        "            self._settle(handle, operation, transaction)\n",
+        "            pass\n",
         f"{DURABILITY}no_call_returns_before",
         quick=True,
     ),
@@ -385,9 +385,11 @@ ORDER_AND_FORKS = (
     m(
         "an error of the caller's block stays the caller's",
         "database.py",
-        "if isinstance(error, sqlite3.Error) and (known",
-        "if isinstance(error, OSError):\n            raise FileRefused(str(error))\n"
-        "        if isinstance(error, sqlite3.Error) and (known",
+        "except sqlite3.Error as error:\n                if not handle.is_inherited:",
+        "except (OSError, sqlite3.Error) as error:\n"
+        "                if isinstance(error, OSError):\n"
+        "                    raise FileRefused(str(error)) from error\n"
+        "                if not handle.is_inherited:",
         f"{ENQUEUE}error_of_the_callers_block",
     ),
 )

@@ -14,7 +14,7 @@ OPERATION = os.environ["KILLPROOF_UNSYNCED"]
 wait_for_disk = Database._wait_for_disk
 
 
-def _settle(self: Database, handle: Any, operation: Any) -> None:
+def _settle(self: Database, handle: Any, operation: Any, _done: Any) -> None:
     """Return at once from the operation's barrier."""
     if operation != OPERATION:
         wait_for_disk(self, handle)

@@ -40,6 +40,7 @@ class Barrier:
         self._path = path
         # Never O_CREAT: it could make an empty log beside a database in another journal mode.
         self._descriptor = os.open(f"{path}-wal", os.O_RDONLY | os.O_CLOEXEC)
+        self._link = f"/proc/self/fd/{self._descriptor}"
         try:
             self._file = self._identity()
             # The first writer may have run at synchronous=OFF, and then nobody synced its name.
@@ -84,7 +85,7 @@ class Barrier:
         """Close the descriptor; safe at any time, because the log carries no POSIX locks."""
         close_quietly(self._descriptor)
 
-    def _identity(self) -> str:
+    def _identity(self) -> tuple[str, int]:
         """Name the file behind the descriptor, its link count included, and its database.
 
         The kernel's text for it changes when the file is deleted ("... (deleted)"), renamed, or the
@@ -98,10 +99,10 @@ class Barrier:
         """
         database = os.stat(self._path).st_ino
         try:
-            return f"{os.readlink(f'/proc/self/fd/{self._descriptor}')} {database}"
+            return os.readlink(self._link), database
         except FileNotFoundError:
             status = os.fstat(self._descriptor)  # EBADF if it was closed; else there is no /proc.
-            return f"{status.st_dev}:{status.st_ino}:{status.st_nlink > 0}"
+            return f"{status.st_dev}:{status.st_ino}:{status.st_nlink > 0}", database
 
 
 def sync_directory(path: str) -> None:

@@ -17,6 +17,7 @@ import os
 import sqlite3
 import threading
 import weakref
+from functools import partial
 
 from killproof.core.host import Barrier, Turnstile
 
@@ -40,6 +41,8 @@ class Handle:
         """Take over what was opened; to be called while holding `opening`."""
         self.path = path
         self.connection = connection
+        #: Asks for the write lock.
+        self.begin = partial(connection.execute, "BEGIN IMMEDIATE")
         self.turnstile = turnstile
         self.log = log
         self.log_bytes = log.log_bytes()

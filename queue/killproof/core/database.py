@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Final, Literal, LiteralString, TypeVar
+from typing import Final, Literal, LiteralString, NoReturn, TypeVar
 
 from killproof.core import barrier, sync
 from killproof.core import connection as kept
@@ -243,40 +243,16 @@ class Database:
             OutcomeUnknown: COMMIT was sent and something failed after that; indefinite.
             StorageFailed: the disk has failed before; definite.
         """
-        with self._using() as handle:
-            mark = (threading.get_ident(), *handle.turnstile.ident)
-            if mark in _inside or handle.connection.in_transaction:
-                raise NestedTransaction(
-                    f"this thread is in a transaction on {self.path} already: pass tx= to join it"
-                )
-            _point(operation, "begin")
-            held: bool | None = None  # Untold while entering.
-            refused = False
-            try:
-                _inside.add(mark)
-                held = handle.turnstile.enter(min(PATIENCE_SECONDS, self.busy_limit / 2))
-                self.bypasses += not held
-                with self._transaction(handle, operation) as transaction:
-                    yield transaction
-                self._commit(handle, operation, held)
-            except (LeaseLost, JobNotFound):
-                refused = True
-                raise
-            finally:
-                try:
-                    # A signal handler may raise at any call, also at the one before COMMIT.  So no
-                    # function of ours stands between here and the rollback.
-                    if not handle.is_inherited:
-                        if handle.connection.in_transaction:
-                            handle.connection.execute("ROLLBACK")
-                        if held is not False:
-                            handle.turnstile.leave()
-                finally:
-                    _inside.discard(mark)
-                if refused:
-                    # A refusal is a fact as well: it may rest on a commit not yet durable.
-                    self._wait_for_disk(handle)
-            self._after_commit(lambda: self._settle(handle, operation, transaction))
+        while True:
+            handle = self._handle()
+            with handle.in_use:  # As in `_using`, which as one more generator would cost too much.
+                if handle.is_open:
+                    try:
+                        yield from self._written(handle, operation)
+                    except FileRefused:
+                        handle.close()
+                        raise
+                    return
 
     @contextmanager
     def read(self) -> Iterator[Transaction]:
@@ -379,25 +355,62 @@ class Database:
 
     # The steps of a write, in order.
 
-    @contextmanager
-    def _transaction(self, handle: Handle, operation: LiteralString) -> Iterator[Transaction]:
-        """Run the block between BEGIN IMMEDIATE and the moment before COMMIT."""
+    def _written(self, handle: Handle, operation: LiteralString) -> Iterator[Transaction]:
+        """Yield the transaction once it has begun; go on when its block is left."""
+        mark = (threading.get_ident(), *handle.turnstile.ident)
+        connection, hook = handle.connection, sync.hook if operation else None
+        if mark in _inside or connection.in_transaction:
+            raise NestedTransaction(
+                f"this thread is in a transaction on {self.path} already: pass tx= to join it"
+            )
+        if hook is not None:
+            hook(f"{operation}.begin")
+        held: bool | None = None  # Untold while entering.
+        refused = False
+        transaction = Transaction(connection, self.path)
         try:
-            self._patiently(lambda: handle.connection.execute("BEGIN IMMEDIATE"))
-            _point(operation, "locked")
-            transaction = Transaction(handle.connection, self.path)
+            _inside.add(mark)
+            held = handle.turnstile.enter(min(PATIENCE_SECONDS, self.busy_limit / 2))
+            self.bypasses += not held
             try:
-                yield transaction
-            finally:
+                self._patiently(handle.begin)
+                if hook is not None:
+                    hook(f"{operation}.locked")
+                try:
+                    yield transaction
+                finally:
+                    if not handle.is_inherited:
+                        transaction.end()
+                self._check_ours(handle)
+                if hook is not None:
+                    hook(f"{operation}.written")
+            except sqlite3.Error as error:
                 if not handle.is_inherited:
-                    transaction.end()
-            self._check_ours(handle)
-            _point(operation, "written")
-        except BaseException as error:
-            if not handle.is_inherited:
-                _roll_back(handle.connection)
-            self._raise_known(error)
+                    _roll_back(connection)
+                self._raise_known(error)
+                raise
+            self._commit(handle, operation, held)
+        except (LeaseLost, JobNotFound):
+            refused = True
             raise
+        finally:
+            try:
+                # A signal handler may raise at any call, also at the one before COMMIT.  So no
+                # function of ours stands between here and the rollback.
+                if not handle.is_inherited:
+                    if connection.in_transaction:
+                        connection.execute("ROLLBACK")
+                    if held is not False:
+                        handle.turnstile.leave()
+            finally:
+                _inside.discard(mark)
+            if refused:
+                # A refusal is a fact as well: it may rest on a commit not yet durable.
+                self._wait_for_disk(handle)
+        try:
+            self._settle(handle, operation, transaction)
+        except BaseException as error:
+            self._raise_unknown(error)
 
     def _check_ours(self, handle: Handle) -> None:
         """Refuse to end a transaction that a fork has copied: it is the parent's to commit."""
@@ -408,45 +421,44 @@ class Database:
             )
 
     def _commit(self, handle: Handle, operation: LiteralString, held: bool) -> None:
-        def commit() -> None:
+        try:
             try:
                 handle.connection.execute("COMMIT")
             except BaseException:
                 _roll_back(handle.connection)
                 raise
-            _point(operation, "committed")
+            if sync.hook is not None:
+                _point(operation, "committed")
             if held and self._checkpoint_due(handle):
                 self._checkpoint(handle)
-
-        self._after_commit(commit)
-
-    def _after_commit(self, step: Callable[[], None]) -> None:
-        """Run a step after which nobody can say that the transaction did not happen."""
-        try:
-            step()
-        except OutcomeUnknown:
-            raise
         except BaseException as error:
-            if isinstance(error, sqlite3.Error) and _primary_code(error) == sqlite3.SQLITE_FULL:
-                # The log's last frame, which commits, was not written: nothing can bring it back.
-                # An fsync that fails is another code (IOERR), and can.
-                self._raise_known(error)
-            code = getattr(error, "sqlite_errorcode", 0)
-            if code in _FSYNC_FAILED and self.durability == "power":
-                # SQLite syncs the first frame of a log that starts anew by itself.  The kernel may
-                # have told it alone, and the barrier of the next commit would then say all is well.
-                self.fail(f"an fsync inside SQLite failed: {error}")
-            raise OutcomeUnknown(
-                f"the commit may or may not have happened ({type(error).__name__}: {error}): "
-                "look at the job, or repeat the call with the same key"
-            ) from error
+            self._raise_unknown(error)
+
+    def _raise_unknown(self, error: BaseException) -> NoReturn:
+        """Raise what came after the COMMIT: nobody can say that the transaction did not happen."""
+        if isinstance(error, OutcomeUnknown):
+            raise error
+        if isinstance(error, sqlite3.Error) and _primary_code(error) == sqlite3.SQLITE_FULL:
+            # The log's last frame, which commits, was not written: nothing can bring it back.
+            # An fsync that fails is another code (IOERR), and can.
+            self._raise_known(error)
+        code = getattr(error, "sqlite_errorcode", 0)
+        if code in _FSYNC_FAILED and self.durability == "power":
+            # SQLite syncs the first frame of a log that starts anew by itself.  The kernel may
+            # have told it alone, and the barrier of the next commit would then say all is well.
+            self.fail(f"an fsync inside SQLite failed: {error}")
+        raise OutcomeUnknown(
+            f"the commit may or may not have happened ({type(error).__name__}: {error}): "
+            "look at the job, or repeat the call with the same key"
+        ) from error
 
     def _settle(self, handle: Handle, operation: LiteralString, done: Transaction) -> None:
         if done.offers:
             # Before the barrier: what a worker claims now, its own barrier makes durable as well.
             handle.turnstile.arrivals.advance(done.offers, done.kinds)
         self._wait_for_disk(handle)
-        _point(operation, "synced")
+        if sync.hook is not None:
+            _point(operation, "synced")
 
     def _wait_for_disk(self, handle: Handle) -> None:
         if self.durability != "power":

@@ -136,6 +136,7 @@ class _Lock:
         status = os.fstat(self._descriptor)
         self.ident = (status.st_dev, status.st_ino)
         self._word = _shared_words(self._descriptor, status.st_size)
+        self._address = 0 if self._word is None else ctypes.addressof(self._word)
         #: The number at which a wait was in vain: that holder is not waited for a second time.
         self._given_up: int | None = None
 
@@ -165,9 +166,13 @@ class _Lock:
 
     def give(self) -> None:
         """Free the lock and wake the first that waits for it."""
-        with suppress(OSError):  # A commit has happened: an error here must not hide it.
+        try:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
-        if self._word is not None and _add_and_wake(ctypes.addressof(self._word)) == errno.EFAULT:
+        except OSError:  # A commit has happened: an error here must not hide it.
+            return
+        if self._word is None:
+            return
+        if _add_and_wake(self._address, self._address) == errno.EFAULT:
             with suppress(OSError):  # Somebody has emptied the file: fairness comes back with this.
                 os.pwrite(self._descriptor, bytes(4), 0)
 
@@ -188,7 +193,7 @@ class _Lock:
             time.sleep(min(seconds, 0.001))
             return
         limit = ctypes.byref(_Timespec(int(seconds), int(seconds % 1 * 1e9)))
-        if _futex(ctypes.addressof(self._word), _FUTEX_WAIT, seen, limit) == errno.EFAULT:
+        if _futex(self._address, _FUTEX_WAIT, seen, limit) == errno.EFAULT:
             time.sleep(min(seconds, 0.001))
 
 
@@ -212,8 +217,7 @@ class EventCount:
         if _add_and_wake(address, ctypes.addressof(word) + _NOBODY) == errno.EFAULT:
             with suppress(OSError):
                 os.pwrite(self._lock._descriptor, bytes(_BYTES), 0)
-        sleepers = ctypes.c_void_p(0), ctypes.c_void_p(0), ctypes.c_uint32(kinds)
-        _futex(address, _FUTEX_WAKE_BITSET, count, *sleepers)
+        _futex(address, _FUTEX_WAKE_BITSET, count, third=kinds)
 
     def wait(self, seen: int, kinds: int, seconds: float) -> bool:
         """Sleep until the count is another than seen; True if it is, or was.
@@ -225,8 +229,7 @@ class EventCount:
         if word is not None:
             limit = ctypes.byref(_Timespec(until_ns // 1_000_000_000, until_ns % 1_000_000_000))
             address = ctypes.addressof(word) + _COUNT
-            rest = ctypes.c_void_p(0), ctypes.c_uint32(kinds)
-            code = _futex(address, _FUTEX_WAIT_BITSET, seen, limit, *rest)
+            code = _futex(address, _FUTEX_WAIT_BITSET, seen, limit, third=kinds)
             if code in (0, errno.EAGAIN):
                 return True
             if code in (errno.ETIMEDOUT, errno.EINTR):
@@ -263,31 +266,36 @@ def _shared_words(descriptor: int, size: int) -> "ctypes.Array[ctypes.c_uint32] 
         return None
 
 
-def _futex(address: int, operation: int, number: int, *rest: object) -> int:
+def _futex(
+    address: int,
+    operation: int,
+    number: int,
+    limit: object = None,
+    second: int | None = None,
+    third: int = 0,
+) -> int:
     """Wait or wake; return the number of the error, or 0: the caller looks again in any case."""
-    assert _SYS_FUTEX is not None
-    done: int = _libc.syscall(
-        ctypes.c_long(_SYS_FUTEX),
-        ctypes.c_void_p(address),
-        operation,
-        ctypes.c_uint32(number),
-        *rest,
-    )
+    done = _syscall(_SYS_FUTEX, address, operation, number, limit, second, third)
     return ctypes.get_errno() if done < 0 else 0
 
 
-def _add_and_wake(address: int, waiters: int | None = None) -> int:
+def _add_and_wake(address: int, waiters: int) -> int:
     """Let the kernel add one to the number and wake the first waiter; return the error's number.
 
     Args:
         address: of the number.
-        waiters: of the number on which they sleep, if that is another.
+        waiters: of the number on which they sleep.
     """
-    number, at = ctypes.c_void_p(address), address if waiters is None else waiters
-    return _futex(at, _FUTEX_WAKE_OP, 1, ctypes.c_long(0), number, ctypes.c_uint32(_ADD_ONE))
+    return _futex(waiters, _FUTEX_WAKE_OP, 1, None, address, _ADD_ONE)
 
 
-_libc = ctypes.CDLL(None, use_errno=True)
+_syscall = ctypes.CDLL(None, use_errno=True).syscall
+# Told once: to find out at each call what each argument is costs more than the call.
+_syscall.argtypes = (
+    *(ctypes.c_long, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32),
+    *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32),
+)
+_syscall.restype = ctypes.c_long
 
 
 def open_lock_file(path: str) -> int:
