@@ -118,6 +118,17 @@ def test_each_block_has_each_load_once_and_the_same_seed_the_same_order() -> Non
         )
 
 
+def test_what_was_disturbed_is_measured_once_more_and_not_without_end() -> None:
+    quiet, noisy = study().recording, study(foreign=0.4).recording
+    assert quiet is not None
+    assert noisy is not None
+
+    assert list(closed.again(quiet.looked, 4)) == []
+    once = list(closed.again(noisy.looked, 4))
+    assert once == [(4, each.cell) for each in noisy.looked[: len(once)]]
+    assert len(once) == round(closed.AGAIN_MAX * len(noisy.looked))
+
+
 def test_long_jobs_are_modelled_by_short_ones() -> None:
     assert plan(job_ms=200.0).work_ms == 5.0
     assert plan(job_ms=8.0).work_ms == 8.0
