@@ -114,10 +114,18 @@ def conduct(
     result = _result(run, seed, started, before, interrupted)
     print(to_json(result) if as_json else report.terminal(result))
     if report_file is not None:
-        report_file.write_text(report.markdown(result), encoding="utf-8")
-        report_file.with_suffix(".json").write_text(to_json(result) + "\n", encoding="utf-8")
-        print(f"report: {report_file}", file=sys.stderr)
+        _write(result, report_file)
     raise typer.Exit(EXIT_CODES[result.verdict])
+
+
+def _write(result: OperationsResult, file: Path) -> None:
+    # Not at the top: a run without a report needs no templates.
+    from killproof_bench import page
+
+    file.write_text(report.markdown(result), encoding="utf-8")
+    file.with_suffix(".json").write_text(to_json(result) + "\n", encoding="utf-8")
+    page.write(result, file.with_suffix(".html"))
+    print(f"report: {file}, and .json and .html beside it", file=sys.stderr)
 
 
 def _result(

@@ -43,6 +43,7 @@ def render(page: content.Page) -> str:
     )
     tests: dict[str, Any] = {kind.__name__.lower(): partial(_is_a, kind) for kind in PARTS}
     environment.tests.update(tests)
+    environment.filters["plain"] = _plain
     drawn = [
         part
         for section in page.sections
@@ -57,6 +58,11 @@ def render(page: content.Page) -> str:
         script=Markup(charts.script() if drawn else ""),
         has_pictures=bool(drawn),
     )
+
+
+def _plain(text: str) -> str:
+    """Return a sentence without the marks that Markdown has for code."""
+    return text.replace("`", "")
 
 
 def _is_a(kind: type, value: object) -> bool:

@@ -60,6 +60,12 @@ KINDS: Final = (
         pages="killproof_bench.page.peers",
     ),
     Kind(
+        name="operations",
+        module="killproof_bench.operations.result",
+        type_name="OperationsResult",
+        pages="killproof_bench.page.operations",
+    ),
+    Kind(
         name="gate",
         module="killproof_bench.gate.result",
         type_name="GateResult",
