@@ -62,6 +62,9 @@ def work(
     slots: Annotated[
         int, typer.Option(help="Jobs at once in this process; more than 1: on one event loop.")
     ] = 1,
+    prefetch: Annotated[
+        int, typer.Option(help="Jobs claimed at once and acked together, with one slot.")
+    ] = 1,
     panel: Annotated[
         bool, typer.Option("--panel", help="Show the queue: live, or every 30 s in a pipe.")
     ] = False,
@@ -103,7 +106,7 @@ def work(
             kinds = ", ".join(handlers.kinds)
             line = "process %d works on: %s; jobs at once: %d"
             logging.getLogger("killproof").info(line, os.getpid(), kinds, slots)
-            _work(queue, handlers, slots=slots, grace=grace, panel=shown)
+            _work(queue, handlers, slots=slots, grace=grace, panel=shown, prefetch=prefetch)
 
 
 def _shown(is_wanted: bool) -> "AbstractContextManager[Panel | None]":
@@ -115,12 +118,20 @@ def _shown(is_wanted: bool) -> "AbstractContextManager[Panel | None]":
 
 
 def _work(
-    queue: Queue, handlers: "Handlers", *, slots: int, grace: float, panel: "Panel | None"
+    queue: Queue,
+    handlers: "Handlers",
+    *,
+    slots: int,
+    grace: float,
+    panel: "Panel | None",
+    prefetch: int,
 ) -> None:
     """Run a plain worker, or a dispatcher where there is more than one slot."""
     from killproof.systemd import Supervision
 
     if slots != 1:
+        if prefetch != 1:
+            raise ValueError(f"--prefetch {prefetch} goes with one slot: leave --slots out")
         from killproof.dispatcher import Dispatcher
 
         dispatcher = Dispatcher(queue, handlers, slots, grace=grace, panel=panel)
@@ -130,7 +141,7 @@ def _work(
     from killproof.panel import Showing
     from killproof.worker import Worker
 
-    worker = Worker(queue, handlers, grace=grace)
+    worker = Worker(queue, handlers, grace=grace, prefetch=prefetch)
     with Supervision(worker), nullcontext() if panel is None else Showing(queue, panel):
         worker.run()
 

@@ -102,6 +102,11 @@ class Tenure:
         self.overdue_since_ns: int | None = None
         self._lost = False
 
+    def begin(self, *, now_ns: int, timeout: float | None) -> None:
+        """Take note that the handler of a job that has waited starts now."""
+        self.timeout = timeout
+        self.timeout_at_ns = None if timeout is None else now_ns + round(timeout * 1e9)
+
     def renewed(self, started_ns: int, now_ns: int) -> None:
         """Take note of a renewal whose call began and ended at the times given."""
         if self.is_lost(now_ns):

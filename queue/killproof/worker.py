@@ -42,16 +42,16 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from killproof import effects, libraries, outcomes, spilling
 from killproof.chores import Chores
-from killproof.core import sync
+from killproof.core import model, sync
 from killproof.core.clock import Clock, SystemClock
 from killproof.core.database import Transaction
-from killproof.core.errors import LeaseLost, StorageFailed
+from killproof.core.errors import KillproofError, LeaseLost, StorageFailed
 from killproof.core.jobs import LEAVE_SECONDS, Queue
 from killproof.core.model import Failure, Job, Lease
 from killproof.effects import Rejected
@@ -74,6 +74,8 @@ from killproof.schedule_firing import Firing
 if TYPE_CHECKING:
     from concurrent.futures import Executor  # 15 ms for the type alone.
 
+    from killproof.prefetching import Prefetch
+
 __all__ = [
     "EXIT_HANDLER_HUNG",
     "EXIT_STORAGE_FAILED",
@@ -95,6 +97,8 @@ GRACE_SECONDS_DEFAULT: Final = 30.0
 POLL_SECONDS_DEFAULT: Final = 1.0
 #: Between telling a handler to stop and leaving it behind.
 OVERDUE_GRACE_SECONDS_DEFAULT: Final = 5.0
+#: Jobs that one worker keeps at most.
+PREFETCH_MAX: Final = 100
 #: A loop that has not moved for so long, with no handler in it, stands still: a claim waits at most
 #: the busy limit of 30 s for SQLite's lock.
 STILL_SECONDS_MAX: Final = 90.0
@@ -314,6 +318,7 @@ class Worker:
         grace: float = GRACE_SECONDS_DEFAULT,
         poll: float = POLL_SECONDS_DEFAULT,
         overdue_grace: float = OVERDUE_GRACE_SECONDS_DEFAULT,
+        prefetch: int = 1,
         logger: logging.Logger | None = None,
         clock: Clock | None = None,
         leave: Callable[[int], object] = os._exit,
@@ -326,6 +331,8 @@ class Worker:
             grace: seconds that a running handler has after SIGTERM.
             poll: seconds between two rounds of the chores while idle.
             overdue_grace: seconds between the interruption of a handler and leaving it behind.
+            prefetch: jobs that are claimed at once, and acked together, for handlers of
+                milliseconds; `killproof.prefetching` says what that costs others.
             logger: where the lines go; the logger `killproof.worker` unless given.
             clock: the queue's clock, for tests.
             leave: ends the process with a status at once, without closing SQLite.
@@ -365,6 +372,24 @@ class Worker:
         self._busy_streak = 0
         self._chores = Chores(queue, handlers.kinds, self._clock, self._journal)
         self._moved_ns = 0
+        self._ahead = self._prefetch_of(prefetch)
+
+    def _prefetch_of(self, count: int) -> "Prefetch | None":
+        model.check_count(count, "prefetch", 1, PREFETCH_MAX)
+        if count == 1:
+            return None
+        from killproof.prefetching import Prefetch  # For those who ask for it.
+
+        return Prefetch(
+            self._queue,
+            self._handlers.kinds,
+            count,
+            clock=self._clock,
+            journal=self._journal,
+            admit=self._admit,
+            is_stopping=lambda: self._stopping,
+            on_storage_failed=self._on_storage_failed,
+        )
 
     @property
     def is_stopping(self) -> bool:
@@ -391,7 +416,11 @@ class Worker:
         busy_limit = self._queue.database.busy_limit
         try:
             with self._signals(), self._heartbeat, self._firing:
-                self._loop()
+                if self._ahead is None:
+                    self._loop()
+                else:
+                    with self._ahead:
+                        self._loop_ahead(self._ahead)
         except StorageFailed as error:
             self._on_storage_failed(error)
         finally:
@@ -423,13 +452,38 @@ class Worker:
             if lease is None and may_claim:
                 lease = self._claim()
             if lease is not None:
-                lease = self._work(lease)
+                lease = self._work(self._admit(lease))
                 self._chores.mend_limits()
             elif not self._stopping:
                 may_claim = self._idle()
         if lease is not None:
             # Claimed together with the last ack, and told to stop since: nobody has started it.
             self._settle(Tenure(lease, now_ns=0), Outcome(word="release"))
+
+    def _loop_ahead(self, ahead: "Prefetch") -> None:
+        """Do as `_loop` does, with jobs that wait and acks that are kept back."""
+        may_claim = True
+        while not self._stopping:
+            self._moved_ns = self._clock.monotonic_ns()
+            if not len(ahead) and (may_claim or ahead.has_unwritten()):
+                try:
+                    ahead.claim()
+                    self._busy_streak = 0
+                except TRANSIENT as error:
+                    self._note_transient("claim", error)
+            if (tenure := ahead.next()) is not None:
+                handler = self._handlers[tenure.lease.job.kind]
+                tenure.begin(now_ns=self._clock.monotonic_ns(), timeout=handler.timeout)
+                self._work(tenure)
+                self._chores.mend_limits()
+            elif not self._stopping and not ahead.has_unwritten():
+                may_claim = self._idle()
+        ahead.give_back()
+        tries = 0
+        while ahead.has_unwritten() and not self._forced:
+            self._clock.sleep(min(PAUSE_SECONDS_FIRST * 2**tries, PAUSE_SECONDS_MAX))
+            ahead.write()
+            tries = min(tries + 1, 10)
 
     def _claim(self) -> Lease | None:
         """Claim a job, or return None; a file that is busy or full is never the end of a worker."""
@@ -466,15 +520,20 @@ class Worker:
 
     # --- One job.
 
-    def _work(self, lease: Lease) -> Lease | None:
-        """Run one job to its outcome; return the lease of the next, if the ack brought one."""
+    def _admit(self, lease: Lease) -> Tenure:
+        """Begin a lease's tenure."""
         handler = self._handlers[lease.job.kind]
-        tenure = Tenure(
+        return Tenure(
             lease,
             now_ns=self._clock.monotonic_ns(),
             timeout=handler.timeout,
             length=handler.lease,
         )
+
+    def _work(self, tenure: Tenure) -> Lease | None:
+        """Run one job to its outcome; return the lease of the next, if the ack brought one."""
+        lease = tenure.lease
+        handler = self._handlers[lease.job.kind]
         self._tenure = tenure
         self._heartbeat.watch(tenure)
         sync.point("handler.start")
@@ -492,6 +551,9 @@ class Worker:
                 failure = Failure.of(outcome.error)  # Its own repr may raise.
                 text = f"raised after its completion: {failure.error_class}: {failure.message}"
                 self._journal.job(logging.ERROR, lease, text)
+            return None
+        if self._ahead is not None and outcome.word == "ack":
+            self._ahead.keep(tenure, outcome)
             return None
         return self._settle(tenure, outcome)
 
@@ -648,6 +710,10 @@ class Worker:
                 self._journal.job(logging.ERROR, tenure.lease, f"outcome not recorded: {refused}")
         if tenure.ended:
             return  # It ended at the last moment: the process is free, and may hold the next job.
+        if self._ahead is not None:
+            self._stopping = True  # What is given back must not be claimed here once more.
+            with suppress(KillproofError):
+                self._ahead.give_back()
         hung = cause == "timeout" or not self._signum
         self._leave(EXIT_HANDLER_HUNG if hung else 128 + self._signum)
 

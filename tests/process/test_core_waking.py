@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from killproof import Queue
+from killproof import Lease, Queue
 from killproof.core import jobs
 from killproof.core import turnstile as turnstile_module
 from killproof.core.turnstile import Turnstile, classes_of
@@ -139,7 +139,7 @@ def test_a_worker_of_other_kinds_is_neither_woken_nor_in_the_way(path: str) -> N
 def test_whatever_lets_a_job_be_claimed_wakes_a_worker(path: str) -> None:
     with Queue(path, durability="process") as queue:
 
-        def held() -> jobs.Lease:
+        def held() -> Lease:
             queue.enqueue("kind", 1)
             lease = queue.claim()
             assert lease is not None
@@ -150,12 +150,13 @@ def test_whatever_lets_a_job_be_claimed_wakes_a_worker(path: str) -> None:
                 queue.enqueue("kind", 1, tx=tx)
 
         leases = [held() for _ in range(3)]
-        for way in (
+        ways: tuple[Callable[[], object], ...] = (
             lambda: queue.release(leases[0]),
             lambda: queue.nack(leases[1], "again", delay=0),
             lambda: queue.snooze(leases[2], 0),
             enqueue_in_transaction,
-        ):
+        )
+        for way in ways:
             waiter = Waiter(path)
             way()
             assert waiter.join()
@@ -167,7 +168,8 @@ def test_whatever_lets_a_job_be_claimed_wakes_a_worker(path: str) -> None:
 def test_no_wake_up_is_lost_between_the_look_and_the_sleep(path: str) -> None:
     """The count is read before the look: a commit in between keeps the worker from sleeping."""
     with Queue(path, durability="process") as queue, Queue(path) as other:
-        real, looks = queue._is_available, []
+        real = queue._is_available
+        looks: list[bool] = []
 
         def look(wanted: str | None) -> bool:
             found = real(wanted)
