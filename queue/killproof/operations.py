@@ -127,6 +127,7 @@ STATE_AND_KEY: Final = "SELECT state, key FROM job WHERE id = :id"
 def _replay(queue: Queue, tx: Transaction, job_id: int) -> str | None:
     """Move one job; return None, or why it was not moved."""
     if tx.change(REPLAY, {"id": job_id, "now_ms": queue.host.clock.now_ms()}):
+        tx.offer(None)
         return None
     row = tx.row(STATE_AND_KEY, {"id": job_id})
     if row is None:
@@ -193,6 +194,7 @@ def _move(queue: Queue, statement: LiteralString, job_id: int, **values: int) ->
     with queue.transaction() as tx:
         now_ms = queue.host.clock.now_ms()
         changed = tx.change(statement, {"id": job_id, "now_ms": now_ms, **values})
+        tx.offer(None, changed)
         if not changed and tx.row(STATE_AND_KEY, {"id": job_id}) is None:
             raise JobNotFound(f"there is no job {job_id} in {queue.path}: see killproof status")
     return changed == 1

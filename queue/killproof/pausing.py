@@ -53,6 +53,9 @@ def pause(queue: Queue, kind: str, seconds: float | None = None) -> Closed:
     return _closed(kind, PAUSED, until_ms)
 
 
+#: Idle workers that a resumed kind wakes at most; nobody has counted the jobs that wait.
+RESUME_WAKES: Final = 64
+
 RESUME: Final = "DELETE FROM throttle WHERE kind = :kind AND reason = :reason"
 
 
@@ -65,6 +68,7 @@ def resume(queue: Queue, kind: str) -> bool:
     """
     model.check_text(kind, "kind", model.KIND_CHARS_MAX)
     with queue.transaction() as tx:
+        tx.offer(kind, RESUME_WAKES)
         return tx.change(RESUME, {"kind": kind, "reason": PAUSED}) == 1
 
 
