@@ -64,6 +64,8 @@ OUTCOMES = f"{UNIT}_outcomes.py::"
 RETRY = f"{UNIT}_retry.py::"
 SHARING = "tests/process/test_core_sharing.py::"
 TURNSTILE = "tests/process/test_core_turnstile.py::"
+WAKES = "tests/process/test_core_waking.py::"
+PREFETCHES = "tests/process/test_worker_prefetch.py::"
 DEATH = "tests/process/test_core_death.py::"
 REPORTS = "tests/reports/test_"
 FORK = "tests/process/test_core_fork_inheritance.py::"
@@ -725,6 +727,103 @@ STATEMENTS = (
     ),
 )
 
+WAKING = (
+    m(
+        "waking: the count is read before the look",
+        "jobs.py",
+        "partial(arrivals.wait, count, classes)",
+        "partial(arrivals.wait, arrivals.read(), classes)",
+        f"{WAKES}lost_between_the_look_and_the_sleep",
+    ),
+    m(
+        "waking: a commit wakes who is idle",
+        "database.py",
+        "arrivals.advance(done.offers, done.kinds)",
+        "arrivals.read()",
+        f"{WAKES}enqueue_wakes_an_idle_worker",
+    ),
+    m(
+        "waking: one job wakes one worker",
+        "turnstile.py",
+        "_FUTEX_WAKE_BITSET, count, *sleepers)",
+        "_FUTEX_WAKE_BITSET, 1000, *sleepers)",
+        f"{WAKES}one_job_wakes_one",
+    ),
+    m(
+        "waking: of those alone who look for its kind",
+        "turnstile.py",
+        "ctypes.c_uint32(kinds)\n        _futex(",
+        "ctypes.c_uint32(ALL_KINDS)\n        _futex(",
+        f"{WAKES}worker_of_other_kinds",
+    ),
+    m(
+        "waking: a job given back wakes somebody as well",
+        "jobs.py",
+        'if state in ("available", "retryable", "scheduled"):',
+        "if False:",
+        f"{WAKES}whatever_lets_a_job_be_claimed",
+    ),
+    m(
+        "waking: who is woken in vain backs off",
+        "jobs.py",
+        "woken, vain_pause = False, min(max(vain_pause * 2, VAIN_PAUSE_FIRST), IDLE_PAUSE)",
+        "woken, vain_pause = False, VAIN_PAUSE_FIRST",
+        f"{WAKES}woken_in_vain",
+    ),
+    m(
+        "waking: a stop ends the wait",
+        "jobs.py",
+        "            if until():\n                return False\n",
+        "",
+        f"{WAKES}wait_ends_soon_after",
+    ),
+)
+
+PREFETCH = (
+    m(
+        "prefetch: a cancelled job is not started",
+        "../prefetching.py",
+        "if not self._queue.is_current(lease):",
+        "if False:",
+        f"{PREFETCHES}cancelled_while_it_waited",
+    ),
+    m(
+        "prefetch: nor one whose deadline has passed",
+        "../prefetching.py",
+        "if expires_ms is not None and expires_ms <= self._clock.now_ms():",
+        "if False:",
+        f"{PREFETCHES}deadline_passed_while_it_waited",
+    ),
+    m(
+        "prefetch: what waits is renewed",
+        "../prefetching.py",
+        "seconds = self._roster.beat()",
+        "seconds = 1.0",
+        f"{PREFETCHES}lease_of_what_waits_is_renewed",
+    ),
+    m(
+        "prefetch: no ack waits for a long handler",
+        "../prefetching.py",
+        ">= KEEP_SECONDS * 1e9:",
+        ">= 1e18:",
+        f"{PREFETCHES}no_ack_waits",
+    ),
+    m(
+        "prefetch: a stop gives back at once",
+        "../prefetching.py",
+        "if self._is_stopping():",
+        "if False:",
+        f"{PREFETCHES}does_not_wait_for_the_handler",
+    ),
+    m(
+        "prefetch: a suspect is claimed alone",
+        "jobs.py",
+        "suspects_alone=True",
+        "suspects_alone=False",
+        f"{CLAIM}never_waits_with_others",
+    ),
+)
+
 TEXTS = (
     m(
         "a payload is strict JSON",
@@ -886,6 +985,8 @@ MUTATIONS = (
     *ORDER_AND_FORKS,
     *LEASES,
     *STATEMENTS,
+    *WAKING,
+    *PREFETCH,
     *TEXTS,
     *FOUND_BY_REPORTS,
 )

@@ -55,6 +55,9 @@ class Waiter:
         with Queue(self._path) as queue:
             self.found = queue.wait(self._kinds, self._seconds, until=lambda: self.is_stopped)
 
+    def is_asleep(self) -> bool:
+        return is_asleep(self._thread)
+
     def has_ended(self) -> bool:
         return not self._thread.is_alive()
 
@@ -112,10 +115,11 @@ def test_of_several_idle_workers_one_job_wakes_one_and_a_batch_several(path: str
     with Queue(path, durability="process") as queue:
         waiters = [Waiter(path) for _ in range(5)]
         queue.enqueue("kind", 1)
-        assert queue.claim() is not None
         wait_until(lambda: sum(waiter.has_ended() for waiter in waiters) == 1)
+        assert sum(waiter.is_asleep() for waiter in waiters) == 4
         queue.enqueue_many([("kind", 1), ("kind", 2), ("kind", 3)])
         wait_until(lambda: sum(waiter.has_ended() for waiter in waiters) == 4)
+        assert sum(waiter.is_asleep() for waiter in waiters) == 1
         queue.enqueue("kind", 4)
 
         assert all(waiter.join() for waiter in waiters)
