@@ -8,7 +8,7 @@ Valid comparison: the arms of one repeat.
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ class Plan:
     operations: tuple[str, ...] = OPERATIONS
     repeats: int = 6
     slices: int = SLICES
+    slice_jobs: Mapping[str, int] = field(default_factory=lambda: SLICE_JOBS)
     seed: int = 1
 
     @property
@@ -65,7 +66,7 @@ def run(
     """
     found = []
     for durability in plan.durabilities:
-        jobs = SLICE_JOBS[durability]
+        jobs = plan.slice_jobs[durability]
         backlog = jobs * (plan.slices + 1) + 1  # One is in hand at the end of ack-and-claim.
         template = make_template(folder, durability, backlog)
         for operation in plan.operations:
@@ -116,7 +117,7 @@ def _repeat(
         operation=operation,
         files=files,
         slices=plan.slices,
-        jobs=SLICE_JOBS[durability],
+        jobs=plan.slice_jobs[durability],
         seed=plan.seed + number,
     )
     return run_child(bare_loop.__name__, asdict(spec), hash_seed=plan.seed + number)
@@ -135,7 +136,7 @@ def spend(folder: Path, plan: Plan, *, tick: Callable[[str], None]) -> tuple[Spe
     """
     found = []
     for durability in plan.durabilities:
-        jobs = SLICE_JOBS[durability]
+        jobs = plan.slice_jobs[durability]
         template = make_template(folder, durability, jobs * (plan.slices + 1) + 1)
         for operation in plan.operations:
             tick(f"parts of {operation}, {durability}")

@@ -37,8 +37,6 @@ from killproof_bench.seeding import PAYLOAD_BYTES
 
 #: Sixteen interpreters on one slow core start well within this; so does the end of the last job.
 READY_SECONDS = 60.0
-#: A worker that has just started takes so long to come to rest.
-SETTLE_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +47,7 @@ class Plan:
     workers: int = 2  #: On each file.
     jobs: int = 1_000  #: p99 needs as many.
     pause_seconds: float = 0.025  #: Mean pause between two jobs, of all files together.
+    settle_seconds: float = 1.0  #: A worker that has just started takes so long to come to rest.
     idle_seconds: float = 8.0
     durability: Durability = "power"
     seed: int = 1
@@ -80,7 +79,7 @@ def run(
     raw = [raw_syncs_per_second(folder)]
     tick("idle workers start")
     with _workers(files, plan.workers) as pids:
-        time.sleep(SETTLE_SECONDS)
+        time.sleep(plan.settle_seconds)
         tick("workers idle")
         watched = idle_watch.watch(pids, files, plan.idle_seconds)
         tick("jobs for idle workers")
