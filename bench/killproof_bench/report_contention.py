@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from killproof_bench import report_anatomy as inside
+from killproof_bench import report_curves
 from killproof_bench.report import (
     card_rows,
     figures,
@@ -44,6 +45,7 @@ def terminal(result: BenchResult) -> str:
         )
     for name, cells in groups(result.cells):
         parts += _plain_group(result, name, cells)
+    parts += report_curves.over_load(result.cells)
     if result.rows is not None:
         parts += [rows_sentence(result.rows), plain_table(*rows_table(result.rows))]
     if result.stopped is not None:
@@ -62,7 +64,7 @@ def _plain_goal(row: tuple[str, str, str]) -> tuple[str, str, str]:
 
 def _plain_group(result: BenchResult, name: str, cells: Sequence[Cell]) -> list[str]:
     parts = [f"== {name} ==", *_ratios(result, cells), plain_table(*figures(cells))]
-    parts.append(picture(cells))
+    parts += [*report_curves.over_workers(cells), picture(cells)]
     if _has_other_latencies(cells):
         parts.append(plain_table(*inside.latency_table(cells)))
     if any(cell.schedule is not None for cell in cells):
@@ -108,6 +110,8 @@ def contention(result: BenchResult) -> str:
         parts.append(_method(result))
     for name, cells in groups(result.cells):
         parts += _markdown_group(result, name, cells)
+    if drawn := report_curves.over_load(result.cells):
+        parts += ["## Latency over the offered rate", *(f"```text\n{each}\n```" for each in drawn)]
     if result.cells:
         parts += ["## Every round, in the order of the run", markdown_table(*_rounds(result))]
     parts += _other_parts(result)
@@ -119,6 +123,7 @@ def _markdown_group(result: BenchResult, name: str, cells: Sequence[Cell]) -> li
     """Return the sections of one setup; their titles differ, so that each can be linked to."""
     parts = [f"## {name}", markdown_table(*figures(cells))]
     parts += ["- " + lines.replace("\n", "\n- ") for lines in _ratios(result, cells)]
+    parts += [f"```text\n{drawn}\n```" for drawn in report_curves.over_workers(cells)]
     parts.append(f"```text\n{picture(cells)}\n```")
     if _has_other_latencies(cells):
         parts += [

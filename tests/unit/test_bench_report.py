@@ -5,7 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from killproof_bench import report, report_anatomy, report_contention, report_goals
+from killproof_bench import (
+    report,
+    report_anatomy,
+    report_contention,
+    report_curves,
+    report_goals,
+)
 from killproof_bench.cells import ratios
 from killproof_bench.result import (
     SCHEMA,
@@ -559,3 +565,31 @@ def test_only_cells_of_one_setup_and_number_of_workers_are_compared() -> None:
     other = replace(CELLS[1], setup=replace(SETUP, batch=10))
 
     assert ratios((CELLS[0], other, replace(CELLS[1], workers=8))) == ()
+
+
+def test_three_numbers_of_workers_make_a_curve_and_two_do_not() -> None:
+    def cells(*numbers: int) -> list[Cell]:
+        return [replace(each, workers=number) for number in numbers for each in CELLS]
+
+    (drawn,) = report_curves.over_workers(cells(1, 4, 16))
+
+    assert drawn.isascii()
+    assert "jobs/s" in drawn.splitlines()[0]
+    assert "# killproof" in drawn
+    assert "- reference" in drawn
+    assert report_curves.over_workers(cells(1, 16)) == []
+
+
+def test_open_loops_that_differ_in_their_rate_alone_make_one_picture() -> None:
+    def opened(rate: float, **changes: object) -> Cell:
+        setup = replace(SETUP, loop="open", arrivals="poisson", rate_per_s=rate, producers=1)
+        latencies = (latency("claim call", "operation"), latency("time to claim", "intended"))
+        changed = replace(setup, **changes)  # type: ignore[arg-type]
+        return replace(CELLS[0], setup=changed, latencies=latencies)
+
+    rates = [opened(100.0), opened(200.0), opened(400.0)]
+    (drawn,) = report_curves.over_load([*rates, opened(800.0, batch=10), *CELLS])
+
+    assert "p99 of the time to claim, ms; 16 workers, power, poisson" in drawn
+    assert "jobs/s offered" in drawn
+    assert report_curves.over_load(rates[:2]) == []
