@@ -47,7 +47,7 @@ class Patch:
 
     file: str  #: Relative to the tree.
     anchor: str  #: Must be there exactly once.
-    text: str  #: What takes its place.
+    text: str  #: What takes its place; its further lines are indented like the anchor's own.
 
 
 @contextmanager
@@ -144,7 +144,10 @@ def patched(tree: Tree, patches: Sequence[Patch], folder: Path) -> Tree:
                 f"{patch.file} has {text.count(patch.anchor)} places that read "
                 f"{patch.anchor!r}: mend the anchor of this seeded regression"
             )
-        path.write_text(text.replace(patch.anchor, patch.text), encoding="utf-8")
+        line = text[text.rfind("\n", 0, text.index(patch.anchor)) + 1 :]
+        indent = line[: len(line) - len(line.lstrip())]
+        instead = patch.text.replace("\n", f"\n{indent}")
+        path.write_text(text.replace(patch.anchor, instead), encoding="utf-8")
     changed = Tree(revision=tree.revision, folder=folder)
     compile_source(changed)
     return changed

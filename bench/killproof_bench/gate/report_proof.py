@@ -16,7 +16,7 @@ LIMITS = (
     "on yours.\n"
     "- Independent runs: re-paired ones share their blocks, so their intervals are of the coin "
     "and of the order, given these blocks. The bound on false alarms is the test's construction.\n"
-    "- Slowdowns of less than 10% of an operation's time; a spin of 10% of the lock's hold is one.\n"
+    "- Slowdowns of less than 10% of an operation's time, such as a spin of 10% of the hold.\n"
     "- Regressions of other sorts than those seeded here."
 )
 

@@ -15,9 +15,8 @@ from killproof_bench.gate.checkout import Patch
 
 _DATABASE: Final = "queue/killproof/core/database.py"
 _JOBS: Final = "queue/killproof/core/jobs.py"
-#: Where the lock is held and the statements are done, right before COMMIT.
-_LOCKED: Final = '_point(operation, "written")'
-_COMMITTED: Final = '_point(operation, "committed")'
+#: Where the lock is held and the statements are done.
+_COMMIT: Final = 'handle.connection.execute("COMMIT")'
 #: Loops that are timed to find how many make a microsecond.
 _TIMED: Final = 2_000_000
 _TIMES: Final = 5
@@ -50,13 +49,13 @@ REGRESSIONS: Final = (
         layer=0,
         patch=Patch(
             file=_DATABASE,
-            anchor=_COMMITTED,
-            text="; ".join(
+            anchor=_COMMIT,
+            text="\n".join(
                 (
-                    _COMMITTED,
-                    "handle.connection.execute('BEGIN IMMEDIATE')",
-                    "handle.connection.execute('UPDATE killproof_setting SET value = value')",
-                    "handle.connection.execute('COMMIT')",
+                    _COMMIT,
+                    'handle.connection.execute("BEGIN IMMEDIATE")',
+                    'handle.connection.execute("UPDATE killproof_setting SET value = value")',
+                    _COMMIT,
                 )
             ),
         ),
@@ -68,7 +67,7 @@ REGRESSIONS: Final = (
         patch=Patch(
             file="queue/killproof/core/barrier.py",
             anchor="os.fdatasync(self._descriptor)",
-            text="os.fdatasync(self._descriptor); os.fdatasync(self._descriptor)",
+            text="os.fdatasync(self._descriptor)\nos.fdatasync(self._descriptor)",
         ),
     ),
     Regression(
@@ -78,7 +77,7 @@ REGRESSIONS: Final = (
         patch=Patch(
             file=_JOBS,
             anchor="taken.append(",
-            text='tx.row(self.GET, {"id": row[0]}); taken.append(',
+            text='tx.row(self.GET, {"id": row[0]})\ntaken.append(',
         ),
     ),
     Regression(
@@ -112,8 +111,8 @@ def spin(loops: int) -> Patch:
     """
     return Patch(
         file=_DATABASE,
-        anchor=f"            {_LOCKED}\n",
-        text=f"            {_LOCKED}\n            for _ in range({loops}):\n                pass\n",
+        anchor=_COMMIT,
+        text=f"for _ in range({loops}):\n    pass\n{_COMMIT}",
     )
 
 
