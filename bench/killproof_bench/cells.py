@@ -132,6 +132,7 @@ def latency_of(
         p99_ms=p99,
         p999_ms=p999,
         max_ms=longest,
+        curve_ms=measure.curve(latencies),
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import bootstrap  # type: ignore[attr-defined]  # It ships no types.
 
-from killproof_bench.result import Figure
+from killproof_bench.result import CURVE_MILLIONTHS, Figure
 
 Samples = npt.NDArray[np.int64]
 
@@ -52,6 +52,33 @@ def quantile(samples: Samples, permille: int) -> int | None:
     if count - rank < BEYOND_MIN:
         return None
     return int(np.partition(samples, rank - 1)[rank - 1])
+
+
+def curve(samples: Samples) -> tuple[float, ...]:
+    """Return the quantiles of `CURVE_MILLIONTHS` of latencies in ns, in ms, up to a refused one.
+
+    >>> [round(ms, 6) for ms in curve(np.arange(1, 101))]
+    [1e-05, 2.5e-05, 5e-05, 7.5e-05, 9e-05]
+    """
+    ordered, count = np.sort(samples), len(samples)
+    ranks = [-(-part * count // 1_000_000) for part in CURVE_MILLIONTHS]
+    return tuple(float(ordered[rank - 1]) / 1e6 for rank in ranks if count - rank >= BEYOND_MIN)
+
+
+def tails_per_block(
+    latencies: Samples, blocks: Samples, count: int
+) -> tuple[tuple[float | None, ...], tuple[float, ...]]:
+    """Return p99 and the longest of each block in ms; p99 is `None` where it is refused.
+
+    Args:
+        latencies: in ns.
+        blocks: the block of each, from 0.
+        count: of the blocks.
+    """
+    parts = [latencies[blocks == block] for block in range(count)]
+    tails = [quantile(part, 990) for part in parts]
+    longest = [float(part.max()) / 1e6 if len(part) else 0.0 for part in parts]
+    return tuple(None if tail is None else tail / 1e6 for tail in tails), tuple(longest)
 
 
 def quantile_figure(samples: Samples, blocks: Samples, permille: int, *, seed: int) -> Figure:

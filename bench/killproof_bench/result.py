@@ -102,6 +102,13 @@ class Setup:
     job_ms: float  #: The handler's sleep.
 
 
+#: Where a curve of percentiles has its points, in millionths: denser with each nine.
+CURVE_MILLIONTHS = (
+    *(100_000, 250_000, 500_000, 750_000, 900_000, 950_000, 975_000, 990_000, 995_000, 997_500),
+    *(999_000, 999_500, 999_750, 999_900, 999_950, 999_975, 999_990),
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latency:
     """One kind of latency; kinds and bases are never mixed in one figure."""
@@ -115,6 +122,8 @@ class Latency:
     p99_ms: Figure
     p999_ms: Figure
     max_ms: float
+    #: The quantiles of `CURVE_MILLIONTHS`, until one has too few samples beyond it.
+    curve_ms: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +181,8 @@ class Round:
     raw_after: float
     watch: LockWatch
     correctness: Correctness
+    p99_per_second_ms: tuple[float | None, ...] = ()  #: Of the calls that ended in each.
+    max_per_second_ms: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

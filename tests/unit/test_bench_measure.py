@@ -163,3 +163,19 @@ def test_the_raw_rate_leaves_no_file_behind(tmp_path: Path) -> None:
     assert machine.raw_syncs_per_second(tmp_path, seconds=0.01) > 0
     assert list(tmp_path.iterdir()) == []
     assert machine.now().all_ticks > 0
+
+
+def test_a_percentile_curve_ends_where_too_few_samples_lie_beyond() -> None:
+    told = measure.curve(np.arange(1, 10_001) * 1_000_000)
+
+    assert told == (1_000, 2_500, 5_000, 7_500, 9_000, 9_500, 9_750, 9_900, 9_950, 9_975, 9_990)
+
+
+def test_each_second_has_its_own_tail_and_its_own_longest_call() -> None:
+    quick, slow = np.arange(1, 1_001) * 1_000_000, np.array([7_000_000, 9_000_000])
+    blocks = np.array([0] * 1_000 + [2] * 2)
+
+    p99, longest = measure.tails_per_block(np.concatenate([quick, slow]), blocks, 3)
+
+    assert p99 == (990.0, None, None)
+    assert longest == (1_000.0, 0.0, 9.0)

@@ -219,6 +219,7 @@ class Bench:
             int(np.count_nonzero(call[:, Call.KIND] == Kind.EMPTY)) for call in workers
         )
         tail = measure.quantile(cut.latencies, 999)
+        tails = measure.tails_per_block(cut.latencies, cut.blocks, len(cut.per_block))
         recorded.rounds.append(
             Round(
                 position=self._first + step.position,
@@ -231,6 +232,8 @@ class Bench:
                 raw_after=self.raw_rates[-1],
                 watch=outcome.watch,
                 correctness=correctness,
+                p99_per_second_ms=tails[0],
+                max_per_second_ms=tails[1],
             )
         )
 
