@@ -35,6 +35,9 @@ JOB_MS_MAX: Final = 60_000.0
 ROUNDS: Final = 2
 #: A median of fewer repeats moves with each of them.
 GOAL_ROUNDS: Final = 5
+#: One backlog for all numbers of workers, as much as the longest of these rounds could take: they
+#: are then one setup, and one curve.
+GOAL_JOBS: Final = 140_000
 #: Seconds of warm-up where many rounds are to fit into minutes; the log is in its steady state.
 GOAL_WARMUP_SECONDS: Final = 1.0
 
@@ -228,6 +231,7 @@ def goal_plans(*, rounds: int, seed: int) -> "list[Plan]":
         durability: "Durability" = "power",
         batch: int = 1,
         rate_per_s: float = 0.0,
+        jobs: int | None = None,
     ) -> Plan:
         return Plan(
             workers=workers,
@@ -240,15 +244,16 @@ def goal_plans(*, rounds: int, seed: int) -> "list[Plan]":
             loop="open" if rate_per_s else "closed",
             rate_per_s=rate_per_s,
             producers=1 if rate_per_s else 0,
+            jobs=jobs,
             seed=seed,
         )
 
     return [
-        plan((16,), 6.0),
+        plan((16,), 6.0, jobs=GOAL_JOBS),
         plan((16,), 6.0, batch=10),
         plan((16,), 4.0, durability="process"),
-        plan((1, 2, 4, 8), 3.0, rounds=2),
-        plan((8,), 5.0, rounds=2, rate_per_s=400.0),
+        plan((1, 2, 4, 8), 3.0, rounds=2, jobs=GOAL_JOBS),
+        plan((8,), 5.0, rounds=2, rate_per_s=200.0),
     ]
 
 

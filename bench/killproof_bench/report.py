@@ -82,10 +82,11 @@ def plan_name(setup: Setup) -> str:
 
 
 def groups(cells: Sequence[Cell]) -> list[tuple[str, list[Cell]]]:
-    """Return the cells of each setup with its name, in the order in which they were measured."""
+    """Return the cells of each setup with its name, setups as measured, cells by their workers."""
     by_setup: dict[Setup, list[Cell]] = {}
-    for cell in cells:
+    for cell in sorted(cells, key=lambda cell: cell.workers):
         by_setup.setdefault(cell.setup, []).append(cell)
+    by_setup = {cell.setup: by_setup[cell.setup] for cell in cells}
     names = [plan_name(setup) for setup in by_setup]
     return [
         # Two that differ in nothing else differ in their backlog.

@@ -75,7 +75,8 @@ def _plain_group(result: BenchResult, name: str, cells: Sequence[Cell]) -> list[
 
 
 def _ratios(result: BenchResult, cells: Sequence[Cell]) -> list[str]:
-    lines = [ratio_line(ratio) for ratio in result.ratios if ratio.setup == cells[0].setup]
+    compared = [ratio for ratio in result.ratios if ratio.setup == cells[0].setup]
+    lines = [ratio_line(ratio) for ratio in sorted(compared, key=lambda ratio: ratio.workers)]
     return ["\n".join(lines)] if lines else []
 
 

@@ -516,6 +516,13 @@ def test_two_setups_that_differ_in_their_backlog_alone_are_told_apart() -> None:
     ]
 
 
+def test_the_cells_of_a_setup_stand_by_their_workers_however_they_were_measured() -> None:
+    first = replace(CELLS[0], workers=1)
+    ((_, cells),) = report.groups((*CELLS, first))
+
+    assert [cell.workers for cell in cells] == [1, 16, 16]
+
+
 def test_a_setup_is_named_by_what_is_not_as_usual() -> None:
     odd = replace(SETUP, call="claim-then-ack", payload_bytes=5_000, finished=1_000_000, job_ms=2.5)
 
