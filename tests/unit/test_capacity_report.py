@@ -75,6 +75,42 @@ def point(
     )
 
 
+SIZE = Size(
+    workers=64,
+    job_ms=10.0,
+    jobs_per_s=1_000.0,
+    plan_per_s=700.0,
+    utilisation=0.5,
+    p99_ms=20.0,
+    extrapolated=True,
+)
+MODEL = Model(
+    kind="lock",
+    because="largest error 3%",
+    lock_us=500.0,
+    processor_us=700.0,
+    cores=2,
+    delay_us=400.0,
+    ceiling_per_s=2_000.0,
+    knee_workers=11.8,
+    job_lock_us=1_000.0,
+    job_ceiling_per_s=1_000.0,
+    processors_per_s=1_200.0,
+    calibrated_workers=(4, 8),
+)
+NOISE = Noise(
+    noisy=False,
+    because=(),
+    steal=0.0,
+    foreign_cpu=0.05,
+    load_before=0.1,
+    load_after=2.0,
+    pressure_cpu_before=0.0,
+    pressure_io_before=0.0,
+    raw_spread=1.1,
+)
+
+
 def made(*points: Point) -> CapacityResult:
     curve = tuple(
         CurvePoint(
@@ -86,15 +122,6 @@ def made(*points: Point) -> CapacityResult:
             p99_ms=workers * 1.0,
         )
         for workers in (1, 2, 4, 8)
-    )
-    size = Size(
-        workers=64,
-        job_ms=10.0,
-        jobs_per_s=1_000.0,
-        plan_per_s=700.0,
-        utilisation=0.5,
-        p99_ms=20.0,
-        extrapolated=True,
     )
     return CapacityResult(
         schema=SCHEMA,
@@ -114,43 +141,20 @@ def made(*points: Point) -> CapacityResult:
         ),
         demands=(),
         lock_points=(),
-        model=Model(
-            kind="lock",
-            because="largest error 3%",
-            lock_us=500.0,
-            processor_us=700.0,
-            cores=2,
-            delay_us=400.0,
-            ceiling_per_s=2_000.0,
-            knee_workers=11.8,
-            job_lock_us=1_000.0,
-            job_ceiling_per_s=1_000.0,
-            processors_per_s=1_200.0,
-            calibrated_workers=(4, 8),
-        ),
+        model=MODEL,
         usl=None,
         points=points,
         curve=curve,
         steps=(),
         sustainable_per_s=800.0,
-        sizes=(size,),
+        sizes=(SIZE,),
         forecast=None,
         levers=(Lever(name="both in batches of 10", gain=3.7, measured=True, because="fewer"),),
         predicts_well=well(points),
         slices=60,
         slices_disturbed=3,
         raw_syncs_per_s=(7_000.0, 6_500.0),
-        noise=Noise(
-            noisy=False,
-            because=(),
-            steal=0.0,
-            foreign_cpu=0.05,
-            load_before=0.1,
-            load_after=2.0,
-            pressure_cpu_before=0.0,
-            pressure_io_before=0.0,
-            raw_spread=1.1,
-        ),
+        noise=NOISE,
         correctness=PASS,
         limits=LIMITS,
     )

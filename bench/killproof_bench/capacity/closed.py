@@ -185,10 +185,7 @@ def run(
                 if block == len(raw_rates):
                     raw_rates.append(raw_syncs_per_second(folder))
                     with _uninterrupted():
-                        more = block_jobs - _available(database)
-                        seed_available(database, more, now_ms)
-                        seeded += more
-                    os.sync()
+                        seeded += _filled_up(database, block_jobs, now_ms)
                 place = len(looked)
 
                 def told(cell: Cell = cell, place: int = place) -> None:
@@ -229,12 +226,16 @@ def _uninterrupted() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _available(database: Path) -> int:
+def _filled_up(database: Path, jobs: int, now_ms: int) -> int:
+    """Make so many jobs available; return how many were added."""
     with closing(sqlite3.connect(database)) as connection:
         (count,) = connection.execute(
             "SELECT count(*) FROM job WHERE state = 'available'"
         ).fetchone()
-        return int(count)
+    seed_available(database, jobs - count, now_ms)
+    # What was put in goes to the disk now, not during the first slice.
+    os.sync()
+    return jobs - int(count)
 
 
 def synchronous(durability: Durability) -> str:
