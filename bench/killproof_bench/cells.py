@@ -210,7 +210,8 @@ def _load_model(setup: Setup) -> str:
         return f"closed loop, {work}"
     offered = f"open loop, {setup.rate_per_s:,.10g} jobs/s offered"
     if setup.producers:
-        return f"{offered} by {setup.producers} producers; workers take what is there, {work}"
+        by = f"{setup.producers} producer{'' if setup.producers == 1 else 's'}"
+        return f"{offered} by {by}; workers take what is there, {work}"
     return f"{offered}: each claim has its intended time; {work}"
 
 

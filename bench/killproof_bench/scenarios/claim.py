@@ -181,6 +181,7 @@ class Bench:
         return tuple(
             cell_of(workers, arm, recorded, plan.setup, self._environment, seed=plan.seed)
             for (workers, arm), recorded in sorted(self._recorded.items())
+            if recorded.rounds  # Else Ctrl-C came while its first was being written down.
         )
 
     def _run_round(self, step: Step, template: Path, tick: Callable[[], None]) -> None:
