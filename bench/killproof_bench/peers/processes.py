@@ -7,9 +7,11 @@ one JSON line each way, the calls in files.
 import json
 import os
 import select
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -150,16 +152,24 @@ class Workers:
             raise PeerFailed(f"the workers' connections differ: {facts}")
         self._facts = facts[0]
 
-    def run(self, seconds: float, tick: Callable[[], None]) -> int:
-        """Let all begin together and wait for so long; return when they began."""
+    def go(self, seconds: float) -> int:
+        """Let all begin together for so long; return when they begin, perf_counter_ns."""
         start_ns = time.perf_counter_ns() + START_NS
         stop_ns = start_ns + round(seconds * 1e9)
         for number in range(len(self._processes)):
             self._tell(number, json.dumps({"start_ns": start_ns, "stop_ns": stop_ns}))
-        while (left := stop_ns - time.perf_counter_ns()) > 0:
+        return start_ns
+
+    def wait_for(self, until_ns: int, tick: Callable[[], None]) -> None:
+        """Wait until a moment of perf_counter_ns, telling the display as time passes."""
+        while (left := until_ns - time.perf_counter_ns()) > 0:
             time.sleep(min(TICK_SECONDS, left / 1e9))
             tick()
-        return start_ns
+
+    def stop(self) -> None:
+        """Let all end after the job in hand."""
+        for process in self._processes:
+            process.send_signal(signal.SIGTERM)
 
     def finish(self) -> Outcome:
         """Wait until all have ended, and read what they wrote."""
@@ -219,7 +229,6 @@ def _last_line(text: str, status: int) -> str:
 
 def ask_all(work: Sequence[tuple[Contender, Spec]], tick: Callable[[str], None]) -> dict[str, str]:
     """Run processes that make files, two at a time, and return what failed, by folder."""
-    from concurrent.futures import ThreadPoolExecutor
 
     def one(item: tuple[Contender, Spec]) -> tuple[str, str]:
         contender, spec = item
@@ -230,5 +239,9 @@ def ask_all(work: Sequence[tuple[Contender, Spec]], tick: Callable[[str], None])
         tick(contender.peer.name)
         return spec.folder, ""
 
-    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+    pool = ThreadPoolExecutor(max_workers=os.cpu_count())
+    try:
         return {folder: error for folder, error in pool.map(one, work) if error}
+    finally:
+        # After a Ctrl-C only those that run are waited for.
+        pool.shutdown(cancel_futures=True)

@@ -198,12 +198,14 @@ class Bench:
             spec = self._spec("work", step.contender, step.setting, place)
             with Workers(contender, spec, step.workers, step.hash_seed) as workers:
                 workers.wait_until_ready()
-                start_ns = workers.run(plan.warmup_seconds + plan.seconds, tick)
+                start_ns = workers.go(plan.warmup_seconds + plan.seconds)
+                from_ns = start_ns + round(plan.warmup_seconds * 1e9)
+                workers.wait_for(from_ns + round(plan.seconds * 1e9), tick)
                 outcome = workers.finish()
             left = contender.ask(self._spec("account", step.contender, step.setting, place))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-        cut = judging.cut(outcome.calls, start_ns + round(plan.warmup_seconds * 1e9), plan.seconds)
+        cut = judging.cut(outcome.calls, from_ns, plan.seconds)
         ours = contender.peer.role != "peer"
         counted = judging.judge(outcome, jobs, left, ours=ours)
         self.raw_rates.append(raw_syncs_per_second(self._folder, RAW_SECONDS))
