@@ -21,7 +21,7 @@ def sentence(axes: Sequence[Axis]) -> str:
     steps = max(abs(steps_change(cost)) for axis in axes for cost in axis.costs)
     times = [time_ratio(cost) for axis in axes for cost in axis.costs]
     flat = steps <= STEPS_GOAL and max(times) <= TIME_GOAL
-    grown = ", then in ".join(_named(axis) for axis in axes)
+    grown = ", then in ".join(named(axis) for axis in axes)
     return (
         f"{'Flat' if flat else 'Not flat'}: from {axes[0].rows_small:,} to "
         f"{axes[0].rows_large:,} rows in {grown}, the steps of an operation change by at most "
@@ -64,7 +64,7 @@ def terminal(result: GrowthResult) -> str:
     """Return what the command prints."""
     lines = [result.sentence]
     for axis in result.axes:
-        lines += ["", _file(axis), plain_table(*table(axis))]
+        lines += ["", files(axis), plain_table(*table(axis))]
     lines.append("")
     lines += [f"{name}: {value}" for name, value in conditions(result)]
     return "\n".join(lines)
@@ -79,22 +79,30 @@ def markdown(result: GrowthResult) -> str:
         markdown_table(("", ""), conditions(result)),
     ]
     for axis in result.axes:
-        parts += [f"## More rows {_named(axis)}", markdown_table(*table(axis)), _file(axis)]
+        parts += [f"## More rows {named(axis)}", markdown_table(*table(axis)), files(axis)]
+    parts += ["## Method", method(result), "## What this does not show", LIMITS]
+    return "\n\n".join(parts) + "\n"
+
+
+LIMITS: Final = (
+    "- Files that do not fit into memory: the pages a call needs are in the cache here.\n"
+    "- A file that grew over months: its rows were inserted one after the other.\n"
+    "- Counting all jobs (`killproof status`), and retention: they read more on a larger file.\n"
+    "- Contention: one process makes one call at a time."
+)
+
+
+def method(result: GrowthResult) -> str:
+    """Say how it was measured."""
     calls = result.axes[0].calls if result.axes else 0
-    parts += [
-        "## Method",
+    return (
         "Two files are seeded by SQL in the terms of the schema, with the attempts of what has "
-        "ended and leases of a living worker, and differ in the states named alone.\n"
+        "ended and leases of a living worker; they differ in the states named alone.\n"
         "Steps are those of SQLite's virtual machine, counted at every step over 20 calls, each of "
         "which also looks for dead workers.\n"
-        f"Times are medians of {calls:,} calls; the two files take turns call by call.  "
-        "In brackets: 95% interval of the ratio, by a paired bootstrap.",
-        "## What this does not show",
-        "- Files that do not fit into memory: the pages a call needs are in the cache here.\n"
-        "- A file that grew over months: its rows were inserted one after the other.\n"
-        "- Counting all jobs (`killproof status`), and retention: they read more on a larger file.",
-    ]
-    return "\n\n".join(parts) + "\n"
+        f"Times are medians of {calls:,} calls; the two files take turns call by call. "
+        "In brackets: 95% interval of the ratio, by a paired bootstrap."
+    )
 
 
 def conditions(result: GrowthResult) -> Iterator[tuple[str, str]]:
@@ -116,14 +124,16 @@ def conditions(result: GrowthResult) -> Iterator[tuple[str, str]]:
     )
 
 
-def _named(axis: Axis) -> str:
+def named(axis: Axis) -> str:
+    """Return the states that grow, in words."""
     return ", ".join(axis.states)
 
 
-def _file(axis: Axis) -> str:
+def files(axis: Axis) -> str:
+    """Say what is in the two files."""
     return (
         f"{axis.rows_small:,} rows in each state; in the large file {axis.rows_large:,} "
-        f"{_named(axis)} ({axis.file_bytes / 2**20:,.0f} MiB, seeded in "
+        f"{named(axis)} ({axis.file_bytes / 2**20:,.0f} MiB, seeded in "
         f"{axis.seeding_seconds:.0f} s)."
     )
 

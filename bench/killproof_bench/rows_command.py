@@ -53,9 +53,13 @@ def rows(
     result = measure(rows, durability, seed, directory)
     print(to_json(result) if as_json else report_rows.terminal(result))
     if report is not None:
+        # Not at the top: a run without a report needs no templates.
+        from killproof_bench import page
+
         report.write_text(report_rows.markdown(result), encoding="utf-8")
         report.with_suffix(".json").write_text(to_json(result) + "\n", encoding="utf-8")
-        print(f"report: {report}", file=sys.stderr)
+        page.write(result, report.with_suffix(".html"))
+        print(f"report: {report}, and .json and .html beside it", file=sys.stderr)
     raise typer.Exit(EXIT_CODES[result.verdict])
 
 

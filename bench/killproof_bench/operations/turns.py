@@ -48,7 +48,7 @@ def mirrored(arms: Sequence[str], slices: int, seed: int) -> list[str]:
     """Return the order of so many slices of each arm, an even number: there and back again.
 
     >>> mirrored(["a", "b"], 2, seed=1)
-    ['b', 'a', 'a', 'b']
+    ['a', 'b', 'b', 'a']
     """
     assert slices % 2 == 0, "a way there without the way back is no mirror"
     coin = random.Random(seed)

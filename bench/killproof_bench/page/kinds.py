@@ -66,6 +66,12 @@ KINDS: Final = (
         pages="killproof_bench.page.operations",
     ),
     Kind(
+        name="rows",
+        module="killproof_bench.rows_result",
+        type_name="GrowthResult",
+        pages="killproof_bench.page.rows",
+    ),
+    Kind(
         name="gate",
         module="killproof_bench.gate.result",
         type_name="GateResult",
