@@ -11,6 +11,7 @@ from killproof_bench.capacity.result import (
     SCHEMA,
     CapacityResult,
     CurvePoint,
+    Demand,
     Lever,
     Model,
     Point,
@@ -210,6 +211,16 @@ def test_without_figures_there_is_a_report_all_the_same() -> None:
 
     assert nothing.sentence in report.markdown(nothing)
     assert report.terminal(nothing).startswith(nothing.sentence)
+
+
+def test_an_interrupted_run_shows_the_operations_that_it_has_timed() -> None:
+    hold = figure(150.0)
+    demand = Demand(operation="enqueue", hold_us=hold, outside_us=hold, per_job=1.0)
+    short = dataclasses.replace(
+        GOOD, demands=(demand,), model=None, points=(), curve=(), sizes=(), levers=()
+    )
+
+    assert "enqueue    150 [135 to 165]" in report.terminal(short)
 
 
 def test_a_recorded_result_comes_back_and_another_schema_is_refused() -> None:

@@ -32,6 +32,9 @@ def terminal(result: CapacityResult) -> str:
         parts.append(plain_table(*steps_table(result)))
     if result.levers:
         parts.append(plain_table(*levers_table(result)))
+    if result.demands and not result.points:
+        # An interrupted run: what there is.
+        parts.append(plain_table(*demands_table(result)))
     if result.points:
         # One card: the others differ in workers and counts, which the table of points has.
         lines = card_fields(result.points[-1].card)
