@@ -64,10 +64,12 @@ def bare(plan: bare_scenario.Plan) -> Part:
     """Return the part that compares one worker with the bare statements."""
 
     def measure(run: Run) -> None:
-        run.comparisons += bare_scenario.run(
+        for found in bare_scenario.run(
             run.folder, plan, environment=run.environment, tick=run.tick
-        )
-        run.spending += bare_scenario.spend(run.folder, plan, tick=run.tick)
+        ):
+            run.comparisons += (found,)
+        for spent in bare_scenario.spend(run.folder, plan, tick=run.tick):
+            run.spending += (spent,)
 
     return plan.seconds, measure
 
@@ -76,9 +78,10 @@ def enqueue(plan: enqueue_scenario.Plan) -> Part:
     """Return the part that compares what puts jobs in with the bare statements."""
 
     def measure(run: Run) -> None:
-        run.comparisons += enqueue_scenario.run(
+        for found in enqueue_scenario.run(
             run.folder, plan, environment=run.environment, tick=run.tick
-        )
+        ):
+            run.comparisons += (found,)
 
     return plan.seconds, measure
 

@@ -7,7 +7,7 @@ Valid comparison: the arms of one repeat.
 
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,8 +51,8 @@ class Plan:
 
 def run(
     folder: Path, plan: Plan, *, environment: Mapping[str, str], tick: Callable[[str], None]
-) -> tuple[Comparison, ...]:
-    """Measure every operation at every level.
+) -> Iterator[Comparison]:
+    """Measure every operation at every level; each comparison is told when it has ended.
 
     Args:
         folder: An empty folder on the disk to be measured.
@@ -64,7 +64,6 @@ def run(
         ChildError: A process failed.
         KillproofError: The folder cannot keep the durability.
     """
-    found = []
     for durability in plan.durabilities:
         jobs = plan.slice_jobs[durability]
         backlog = jobs * (plan.slices + 1) + 1  # One is in hand at the end of ack-and-claim.
@@ -83,20 +82,17 @@ def run(
                     repeats[arm].append(Turned(operations=jobs * plan.slices, ns=ended["ns"]))
                     facts[arm] = ended["facts"]
             raw.append(raw_syncs_per_second(folder))
-            found.append(
-                compared(
-                    operation=operation,
-                    durability=durability,
-                    repeats=repeats,
-                    facts=facts,
-                    environment=environment,
-                    raw=raw,
-                    correctness=ledger.merged(verdicts),
-                    rows_live=backlog,
-                )
+            yield compared(
+                operation=operation,
+                durability=durability,
+                repeats=repeats,
+                facts=facts,
+                environment=environment,
+                raw=raw,
+                correctness=ledger.merged(verdicts),
+                rows_live=backlog,
             )
         template.unlink()
-    return tuple(found)
 
 
 def _repeat(
@@ -123,7 +119,7 @@ def _repeat(
     return run_child(bare_loop.__name__, asdict(spec), hash_seed=plan.seed + number)
 
 
-def spend(folder: Path, plan: Plan, *, tick: Callable[[str], None]) -> tuple[Spending, ...]:
+def spend(folder: Path, plan: Plan, *, tick: Callable[[str], None]) -> Iterator[Spending]:
     """Measure where a job's time goes, for every operation at every level.
 
     Args:
@@ -134,7 +130,6 @@ def spend(folder: Path, plan: Plan, *, tick: Callable[[str], None]) -> tuple[Spe
     Raises:
         ChildError: A process failed.
     """
-    found = []
     for durability in plan.durabilities:
         jobs = plan.slice_jobs[durability]
         template = make_template(folder, durability, jobs * (plan.slices + 1) + 1)
@@ -156,18 +151,15 @@ def spend(folder: Path, plan: Plan, *, tick: Callable[[str], None]) -> tuple[Spe
             )
             told = run_child(spending_loop.__name__, asdict(spec), hash_seed=plan.seed)
             shutil.rmtree(place)
-            found.append(
-                Spending(
-                    operation=operation,
-                    durability=durability,
-                    jobs=told["jobs"],
-                    killproof=_costs(told["parts"][spending_loop.KILLPROOF]),
-                    bare=_costs(told["parts"][spending_loop.BARE]),
-                    functions=_costs(told["functions"]),
-                )
+            yield Spending(
+                operation=operation,
+                durability=durability,
+                jobs=told["jobs"],
+                killproof=_costs(told["parts"][spending_loop.KILLPROOF]),
+                bare=_costs(told["parts"][spending_loop.BARE]),
+                functions=_costs(told["functions"]),
             )
         template.unlink()
-    return tuple(found)
 
 
 def _costs(rows: Sequence[tuple[str, float, float]]) -> tuple[Cost, ...]:

@@ -8,7 +8,7 @@ arms of one repeat.
 import shutil
 import sqlite3
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -69,8 +69,8 @@ class Plan:
 
 def run(
     folder: Path, plan: Plan, *, environment: Mapping[str, str], tick: Callable[[str], None]
-) -> tuple[Comparison, ...]:
-    """Measure batches at every level, and single enqueues at `power`.
+) -> Iterator[Comparison]:
+    """Measure batches at every level, then single enqueues; each is told when it has ended.
 
     Args:
         folder: An empty folder on the disk to be measured.
@@ -82,15 +82,13 @@ def run(
         ChildError: A process failed.
         KillproofError: The folder cannot keep the durability.
     """
-    found = []
     for durability in plan.durabilities:
         template = _empty(folder, durability)
         for operation in plan.operations:
-            found.append(_batches(folder, template, plan, operation, durability, environment, tick))
+            yield _batches(folder, template, plan, operation, durability, environment, tick)
         template.unlink()
     if plan.producers:
-        found.append(_producers(folder, plan, environment, tick))
-    return tuple(found)
+        yield _producers(folder, plan, environment, tick)
 
 
 def _batches(
