@@ -160,7 +160,9 @@ def _result(
         contenders=contenders,
         cells=cells,
         comparisons=comparisons,
-        goals=judging.goals(comparisons, [each.name for each in contenders]),
+        goals=judging.goals(comparisons, [each.name for each in contenders])
+        if judging.GOAL_WORKERS in plan.workers
+        else (),
         raw_before=rates[0],
         raw_after=rates[-1],
         noise=noise,
