@@ -46,7 +46,7 @@ def layer(before: Counts, after: Counts, *trailers: str) -> CounterLayer:
     return compared(before, after, trailers, seconds=1.0)
 
 
-def test_equal_counts_pass() -> None:
+def test_counts_that_are_equal_on_both_sides_pass() -> None:
     same = counts(frames_1k=[3, 3, 4], steps_1k=[100, 101, 99])
 
     assert layer(same, same).verdict == "pass"
@@ -155,11 +155,11 @@ def test_layers_have_one_verdict() -> None:
 
 
 def test_an_anchor_that_has_moved_fails_loudly(tmp_path: Path) -> None:
-    source = tmp_path / "base" / "queue"
+    source = tmp_path / "base" / "queue" / "killproof"
     source.mkdir(parents=True)
-    (source / "a.py").write_text("one = 1\none = 1\n")
+    (source / "cli.py").write_text("one = 1\none = 1\n")
     tree = Tree(revision=REVISION, folder=tmp_path / "base")
-    patch = Patch(file="queue/a.py", anchor="one = 1", text="two = 2")
+    patch = Patch(file="queue/killproof/cli.py", anchor="one = 1", text="two = 2")
 
     with pytest.raises(CheckoutError, match="has 2 places that read 'one = 1': mend the anchor"):
         checkout.patched(tree, (patch,), tmp_path / "copy")

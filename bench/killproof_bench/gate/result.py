@@ -18,7 +18,7 @@ from killproof_bench.result import ClaimCard, Correctness, Figure, Noise, decode
 #: Raised whenever a field changes its meaning; a reader refuses what it does not know.
 SCHEMA = 1
 
-#: DESIGN 7.1. A correctness violation is no verdict: it voids the run, exit 3.
+#: Exit codes 0, 1 and 2. A wrong arm is no verdict: it voids the run, exit 3.
 GateVerdict = Literal["pass", "fail", "inconclusive"]
 #: What one layer says; `not measured` when its tool is not there, with the reason beside it.
 LayerVerdict = Literal["pass", "fail", "inconclusive", "not measured"]
