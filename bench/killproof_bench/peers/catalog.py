@@ -260,6 +260,7 @@ MORE = (
             ),
         ),
         packages=PythonPeer(name="spoolctl", python="3.13", packages=pins.SPOOLCTL),
+        settings=(POWER, SHIPPED),
     ),
     Peer(
         name="firm-queue",
@@ -294,6 +295,7 @@ MORE = (
             ),
         ),
         packages=PythonPeer(name="ballast.py", python="3.13", packages=pins.BALLAST),
+        settings=(POWER, SHIPPED),
     ),
     Peer(
         name="unhinged",
@@ -342,6 +344,7 @@ MORE = (
             ),
         ),
         packages=PythonPeer(name="pulse-queue", python="3.13", packages=pins.PULSE_QUEUE),
+        settings=(POWER, SHIPPED),
     ),
     Peer(
         name="qler",
