@@ -101,7 +101,7 @@ report-chaos: ## The harness on the queue, ten seeds: reports/chaos-proc.md and 
 	$(MAKE) --no-print-directory cog
 
 report-contention: ## The queue beside a plain reference: reports/contention.md.
-	$(BIN)/killproof bench claim --rows 1000000 --stopped --report reports/contention.md
+	$(BIN)/killproof bench claim --goals --report reports/contention.md
 
 report-watching: ## What 50 open pages cost the workers: reports/watching.md (two minutes).
 	$(BIN)/killproof bench watch --report reports/watching.md

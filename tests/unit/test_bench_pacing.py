@@ -54,47 +54,47 @@ class Time:
         self.ns += round(seconds * SECOND)
 
 
-def paced(time: Time, *seconds: float) -> Pacer:
+def paced(hand: Time, *seconds: float) -> Pacer:
     offsets = (round(each * SECOND) for each in itertools.chain(seconds, itertools.count(11)))
     return Pacer(
-        offsets, start_ns=0, until_ns=lambda: time.until, clock=time.clock, sleep=time.sleep
+        offsets, start_ns=0, until_ns=lambda: hand.until, clock=hand.clock, sleep=hand.sleep
     )
 
 
 def test_each_call_is_handed_out_when_it_is_due() -> None:
-    time = Time()
-    pacer = paced(time, 0.5, 1.5)
+    hand = Time()
+    pacer = paced(hand, 0.5, 1.5)
 
-    assert pacer.wait() == 0.5 * SECOND == time.ns
-    assert pacer.wait() == 1.5 * SECOND == time.ns
+    assert pacer.wait() == 0.5 * SECOND == hand.ns
+    assert pacer.wait() == 1.5 * SECOND == hand.ns
     assert (pacer.wait(), pacer.skipped) == (None, 0)
 
 
 def test_what_became_due_during_a_slow_call_is_due_at_once_with_its_own_time() -> None:
     """The credit comes from the clock: a slow call takes nothing from what is offered."""
-    time = Time()
-    pacer = paced(time, 1.0, 1.1, 1.2, 5.0)
+    hand = Time()
+    pacer = paced(hand, 1.0, 1.1, 1.2, 5.0)
     pacer.wait()
-    time.ns += 3 * SECOND
+    hand.ns += 3 * SECOND
 
     assert [pacer.wait(), pacer.wait()] == [round(1.1 * SECOND), round(1.2 * SECOND)]
-    assert time.ns == 4 * SECOND
+    assert hand.ns == 4 * SECOND
     assert pacer.wait() == 5 * SECOND
 
 
 def test_what_was_due_and_never_made_is_counted() -> None:
-    time = Time()
-    pacer = paced(time, 1.0, 2.0, 3.0, 9.9, 10.5)
+    hand = Time()
+    pacer = paced(hand, 1.0, 2.0, 3.0, 9.9, 10.5)
     pacer.wait()
-    time.ns = 12 * SECOND
+    hand.ns = 12 * SECOND
 
     assert (pacer.wait(), pacer.skipped) == (None, 3)
 
 
 def test_an_end_that_is_brought_forward_ends_the_wait_and_skips_nothing() -> None:
-    time = Time()
-    pacer = paced(time, 1.0, 2.0)
+    hand = Time()
+    pacer = paced(hand, 1.0, 2.0)
     pacer.wait()
-    time.until = 0
+    hand.until = 0
 
     assert (pacer.wait(), pacer.skipped) == (None, 0)
