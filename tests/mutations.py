@@ -247,8 +247,8 @@ BARRIER = (
     m(
         "an error of COMMIT is an unknown outcome",
         "database.py",
-        '            raise OutcomeUnknown(\n                f"the commit may',
-        '            raise\n            raise OutcomeUnknown(\n                f"the commit may',
+        '        raise OutcomeUnknown(\n            f"the commit may',
+        '        raise error\n        raise OutcomeUnknown(\n            f"the commit may',
         f"{DURABILITY}error_of_the_commit",
     ),
     m(
@@ -745,15 +745,15 @@ WAKING = (
     m(
         "waking: one job wakes one worker",
         "turnstile.py",
-        "_FUTEX_WAKE_BITSET, count, *sleepers)",
-        "_FUTEX_WAKE_BITSET, 1000, *sleepers)",
+        "_FUTEX_WAKE_BITSET, count, third=kinds)",
+        "_FUTEX_WAKE_BITSET, 1000, third=kinds)",
         f"{WAKES}one_job_wakes_one",
     ),
     m(
         "waking: of those alone who look for its kind",
         "turnstile.py",
-        "ctypes.c_uint32(kinds)\n        _futex(",
-        "ctypes.c_uint32(ALL_KINDS)\n        _futex(",
+        "_FUTEX_WAKE_BITSET, count, third=kinds)",
+        "_FUTEX_WAKE_BITSET, count, third=ALL_KINDS)",
         f"{WAKES}worker_of_other_kinds",
     ),
     m(
