@@ -42,7 +42,7 @@ BATCH_MAX: Final = 1_000
 IDLE_PAUSE: Final = 0.25
 #: While somebody holds a lease it looks more often, for a death wakes nobody, and recovery may take
 #: 100 ms in the median, if only one worker is idle.
-HOLDERS_PAUSE: Final = 0.15
+HOLDERS_PAUSE: Final = 0.1
 #: Woken in vain, it lets others be woken for so long, in seconds; doubled up to the pause above.
 VAIN_PAUSE_FIRST: Final = 0.001
 #: What falls due is noticed by one idle worker after the other within so many seconds.
@@ -1039,7 +1039,7 @@ class Queue:
 
         A commit of killproof's that lets a job be claimed wakes one waiter that looks for its kind,
         for each such job.  Besides, every 0.25 s, it looks itself: at a counter in shared memory,
-        and, every 0.15 s if there are any, at the locks of those who hold leases; rows are read
+        and, every 0.1 s if there are any, at the locks of those who hold leases; rows are read
         only after somebody has committed.  It takes no write lock.
 
         Args:
