@@ -1,5 +1,6 @@
 """Putting jobs in: what is accepted, what is refused and how, keys, delays, batches."""
 
+import dataclasses
 import math
 import re
 import sqlite3
@@ -336,6 +337,37 @@ def test_a_batch_goes_in_in_order(queue: Queue) -> None:
     assert ids == sorted(ids)
     assert [lease.job.payload for lease in queue.claim_many(9)] == [1, 2, 3]
     assert queue.enqueue_many([]) == []
+
+
+def test_many_jobs_are_rows_as_one_by_one_and_their_ids_go_on(queue: Queue) -> None:
+    """More of them than one statement holds, after an id that was given out and is gone."""
+    one = queue.enqueue("kind", {"n": "ä\n"})
+    gone = queue.enqueue("kind", 0)
+    with queue.transaction() as tx:
+        tx.execute("DELETE FROM job WHERE id = ?", (gone,))
+
+    ids = queue.enqueue_many([("kind", {"n": "ä\n"})] * 120)
+
+    assert ids == list(range(gone + 1, gone + 121))
+    assert queue.enqueue("kind", 0) == gone + 121
+    times = dict.fromkeys(("id", "due_ms", "created_ms"))
+    rows = [dataclasses.asdict(queue.get(each)) | times for each in (one, ids[0], ids[-1])]  # type: ignore[arg-type]
+    assert rows[0] == rows[1] == rows[2]
+
+
+def test_many_jobs_have_their_own_ids_though_a_trigger_puts_jobs_in_between(queue: Queue) -> None:
+    with queue.transaction() as tx:
+        tx.execute(
+            "CREATE TRIGGER twin AFTER INSERT ON job WHEN NEW.kind = 'kind' BEGIN"
+            " INSERT INTO job (kind, state, payload, due_ms, created_ms, updated_ms)"
+            " VALUES ('twin', 'available', NEW.payload, 0, 0, 0); END"
+        )
+
+    ids = queue.enqueue_many([("kind", number) for number in range(70)])
+
+    found = [queue.get(each) for each in ids]
+    assert [(job.kind, job.payload) for job in found if job] == [("kind", n) for n in range(70)]
+    assert queue.counts()["available"] == 140
 
 
 def test_a_batch_with_one_wrong_job_puts_none_in(queue: Queue) -> None:

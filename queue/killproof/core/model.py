@@ -211,10 +211,14 @@ def encode_result(result: object) -> str | None:
     return json.dumps({"killproof_repr": shown, "killproof_reason": reason}, ensure_ascii=False)
 
 
+#: Made once: `json.dumps` makes one for each call that asks for anything.
+_STRICT: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
 def _strict_json(value: object, what: str) -> tuple[str, int]:
     """Return the JSON text and its size in bytes."""
     try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text = _STRICT.encode(value)
         return text, len(text.encode("utf-8"))
     except UnicodeEncodeError as error:
         reason = f"it holds a lone surrogate ({error.reason}): decode the text properly"
@@ -239,7 +243,11 @@ def check_text(text: object, name: str, chars_max: int) -> str:
     Raises:
         ValueError: it is not; the message shows it.
     """
-    if not isinstance(text, str) or not 1 <= len(text) <= chars_max or storable(text) != text:
+    if (
+        not isinstance(text, str)
+        or not 1 <= len(text) <= chars_max
+        or (not (text.isascii() and "\0" not in text) and storable(text) != text)
+    ):
         raise ValueError(
             f"{name} {_short(text)} must be text of 1 to {chars_max} characters, "
             "without NUL or surrogates"
