@@ -197,7 +197,7 @@ MAIN = (
             Gap(
                 text="read_one is at-most-once for the work: it says itself that a delivery is no "
                 "proof of processing. At-least-once is its generator with a batch per commit.",
-                source="https://github.com/VanL/simplebroker, docs/specs/11-delivery.md "
+                source="https://github.com/VanL/simplebroker#readme, 'Delivery guarantees' "
                 "(SB-DELIVERY-1, SB-DELIVERY-5)",
             ),
             Gap(
