@@ -37,7 +37,8 @@ class Scripted:
         self._deadline, self._claims, self._acks = deadline, claims, acks
 
     def claim(self) -> tuple[int, Any] | None:
-        return self._answer(self._claims)
+        answer: tuple[int, Any] | None = self._answer(self._claims)
+        return answer
 
     def ack(self, token: Any) -> None:
         self._answer(self._acks)
