@@ -1,6 +1,7 @@
 """The page of `killproof bench claim`: killproof beside its own statements, under contention."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from killproof_bench import report, report_goals
 from killproof_bench.page import contention_setup, frame
@@ -154,6 +155,7 @@ def _time(result: BenchResult) -> Section:
         key=lambda pair: pair[0].position,
     )
     rates = {arm: _Line() for arm in ARMS}
+    tails = {arm: _Line() for arm in ARMS}
     longest = {arm: _Line() for arm in ARMS}
     logs = {arm: _Line() for arm in ARMS}
     raw = _Line()
@@ -165,8 +167,7 @@ def _time(result: BenchResult) -> Section:
             tip = f"{where}, second {place + 1}: {rate:,} jobs/s"
             rates[cell.arm].add(second + place + 0.5, float(rate), tip)
         rates[cell.arm].add(second + length, None, "")
-        tip = f"{where}: longest call {report.number(a_round.max_ms)} ms"
-        longest[cell.arm].add(second + length / 2, a_round.max_ms, tip)
+        _tails(tails[cell.arm], longest[cell.arm], a_round, second, where)
         _log(logs[cell.arm], a_round, second, where)
         for name, at, rate_raw in (
             ("before", second, a_round.raw_before),
@@ -181,8 +182,21 @@ def _time(result: BenchResult) -> Section:
         small=True,
     )
     return Section(
-        id="time", title="Over the run", parts=[words, *_strips(rates, longest, logs, raw)]
+        id="time", title="Over the run", parts=[words, *_strips(rates, tails, longest, logs, raw)]
     )
+
+
+def _tails(tails: _Line, longest: _Line, a_round: Round, second: float, where: str) -> None:
+    """Add p99 and the longest call of each second; a round that tells none has one for all."""
+    length = len(a_round.per_second)
+    for place, tail in enumerate(a_round.p99_per_second_ms):
+        tip = f"{where}, second {place + 1}: p99 {report.number(tail)} ms"
+        tails.add(second + place + 0.5, tail, tip)
+    tails.add(second + length, None, "")
+    found = a_round.max_per_second_ms or (a_round.max_ms,)
+    for place, most in enumerate(found):
+        tip = f"{where}: longest call {report.number(most)} ms"
+        longest.add(second + (place + 0.5) * length / len(found), most or None, tip)
 
 
 def _log(line: _Line, a_round: Round, second: float, where: str) -> None:
@@ -196,7 +210,11 @@ def _log(line: _Line, a_round: Round, second: float, where: str) -> None:
 
 
 def _strips(
-    rates: dict[str, _Line], longest: dict[str, _Line], logs: dict[str, _Line], raw: _Line
+    rates: dict[str, _Line],
+    tails: dict[str, _Line],
+    longest: dict[str, _Line],
+    logs: dict[str, _Line],
+    raw: _Line,
 ) -> list[Chart]:
     x = Axis(name="seconds of measured time")
 
@@ -219,10 +237,22 @@ def _strips(
         ),
         strip(
             "longest",
-            "Longest call of each round",
+            "p99 of each second, and its longest call",
             Axis(name="time of a call", log=True, times=True),
-            [longest[arm].series(arm, joined=False) for arm in ARMS],
-            "Log scale.",
+            [
+                *(replace(tails[arm].series(arm, joined=True), label=f"{arm} p99") for arm in ARMS),
+                *(
+                    replace(
+                        longest[arm].series(arm, joined=False),
+                        label=f"{arm} longest",
+                        marker="dash",
+                        size=8,
+                    )
+                    for arm in ARMS
+                ),
+            ],
+            "Log scale. Lines: p99, where a second has a thousand calls; dashes: the longest.",
+            260,
         ),
     ]
     if any(value is not None for arm in ARMS for value in logs[arm].y):

@@ -9,6 +9,7 @@ from killproof_bench.page.content import (
     Bullets,
     Chart,
     Curves,
+    Dash,
     Ink,
     Level,
     Part,
@@ -18,7 +19,14 @@ from killproof_bench.page.content import (
     Stacks,
     Table,
 )
-from killproof_bench.result import ARMS, BenchResult, Cell, Figure
+from killproof_bench.result import (
+    ARMS,
+    CURVE_MILLIONTHS,
+    BenchResult,
+    Cell,
+    Figure,
+    Latency,
+)
 
 INKS: dict[str, Ink] = {ARMS[0]: frame.KILLPROOF, ARMS[1]: frame.REFERENCE}
 #: The two arms stand a little beside each other, so that neither hides the other's interval.
@@ -45,10 +53,11 @@ def section(result: BenchResult, number: int, name: str, cells: Sequence[Cell]) 
         frame.table(f"Figures: {name}", report.figures(cells), words=(0, 1, 9)),
         Prose(text=FOOTNOTE, small=True),
         _latency(number, cells),
-        _table(
-            f"Each latency by itself: {name}", report_anatomy.latency_table(cells), (0, 1, 2, 3)
-        ),
     ]
+    if any(latency.curve_ms for cell in cells for latency in cell.latencies):
+        parts.append(_percentiles(number, cells))
+    latencies = report_anatomy.latency_table(cells)
+    parts.append(_table(f"Each latency by itself: {name}", latencies, (0, 1, 2, 3)))
     if any(cell.schedule is not None for cell in cells):
         schedule = report_anatomy.schedule_table(cells)
         parts.append(frame.table(f"Schedule: {name}", schedule, words=(0, 1)))
@@ -145,6 +154,58 @@ def _latency(number: int, cells: Sequence[Cell]) -> Chart:
         ),
         caption=f"Log scale. {_conditions(cells)} A call that was still waiting when the measured "
         "time ended counts with the time it took. The figures stand in the table above.",
+    )
+
+
+#: Ticks of the axis of percentiles: what is left beyond each is a tenth of the one before.
+NINES = {1.0: "0", 10.0: "90%", 100.0: "99%", 1e3: "99.9%", 1e4: "99.99%", 1e5: "99.999%"}
+
+
+def _percentiles(number: int, cells: Sequence[Cell]) -> Chart:
+    """Return every kind of latency at the most workers; each basis is a line of its own."""
+    most = max(cell.workers for cell in cells)
+    series = [
+        _curve(cell.arm, latency, place)
+        for cell in cells
+        if cell.workers == most
+        for place, latency in enumerate(cell.latencies)
+        if latency.curve_ms
+    ]
+    furthest = max(1.0, *(x for one in series for x in one.x))
+    ticks = {at: word for at, word in NINES.items() if at <= furthest * 1.5}
+    return Chart(
+        id=f"percentiles-{number}",
+        title=f"Every percentile with {frame.workers(most)}",
+        picture=Curves(
+            x=Axis(name="percentile; each nine is as wide as the next", log=True, ticks=ticks),
+            y=Axis(name="time", log=True, times=True),
+            series=series,
+            height=380,
+        ),
+        caption="Log scales. A curve ends where fewer than ten samples lie beyond it. Where a "
+        "schedule was kept, a latency is shown from the call's begin and from its intended time: "
+        "what lies between them, a closed loop never shows. Kinds of latency are never mixed.",
+    )
+
+
+def _curve(arm: str, latency: Latency, place: int) -> Series:
+    dashes: Sequence[Dash] = ("solid", "dashed", "dotted", "dotdash")
+    parts = CURVE_MILLIONTHS[: len(latency.curve_ms)]
+    basis = "" if latency.basis == "operation" else ", intended"
+    name = f"{arm}: {latency.kind}{basis}"
+    return Series(
+        name=name,
+        ink=INKS[arm],
+        x=[1_000_000 / (1_000_000 - part) for part in parts],
+        y=latency.curve_ms,
+        tips=[
+            f"{name}, p{part / 10_000:g}: {report.number(ms)} ms"
+            for part, ms in zip(parts, latency.curve_ms, strict=True)
+        ],
+        dash=dashes[place % len(dashes)],
+        marker="circle" if arm == ARMS[0] else "square",
+        size=5,
+        label=name,
     )
 
 
