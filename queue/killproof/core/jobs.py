@@ -12,6 +12,7 @@ import dataclasses
 import json
 import os
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime
@@ -38,7 +39,7 @@ SWEEP_ROWS_MAX: Final = 100
 SWEEP_INTERVAL_NS: Final = 20_000_000
 #: Jobs in one batch: about 10 ms under the lock.
 BATCH_MAX: Final = 1_000
-#: Rows of one INSERT: with more of them it is compiled longer and runs no faster.
+#: Rows of one INSERT, whose text of some kilobytes SQLite compiles once.
 ROWS_AT_ONCE: Final = 50
 #: An idle worker that nobody wakes looks so often, in seconds, with jitter: for commits of other
 #: programs.  A look costs up to a millisecond of a CPU that has gone to sleep.
@@ -261,8 +262,8 @@ class Queue:
             usual = [new_job(now_ms, kind, None) | {"payload": text} for kind, text in rows]
             return [self._enqueue(tx, values) for values in usual]
         assert tx.row(self.COUNT_BETWEEN, (last + 1, last + len(rows))) == (len(rows),)
-        for kind, _ in rows:
-            tx.offer(kind)
+        for kind, count in Counter(kind for kind, _ in rows).items():
+            tx.offer(kind, count)
         return list(range(last + 1, last + 1 + len(rows)))
 
     def _enqueue(self, tx: Transaction, values: dict[str, Value]) -> int:
@@ -1304,8 +1305,7 @@ class _Taken(NamedTuple):
 
 #: The rows of `ENQUEUE_MANY`: ?1 is the first id, ?2 the time, then kind and payload of each.
 _PLACES: Final[list[LiteralString]] = [
-    f"(?1 + {n}, ?{2 * n + 3}, 'available', ?{2 * n + 4}, ?2, ?2, ?2)"
-    for n in range(ROWS_AT_ONCE)
+    f"(?1 + {n}, ?{2 * n + 3}, 'available', ?{2 * n + 4}, ?2, ?2, ?2)" for n in range(ROWS_AT_ONCE)
 ]
 
 #: The columns of `job`, in the order of the schema; a test compares.
