@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from types import TracebackType
 from typing import Any, Final, LiteralString, NamedTuple, Self, cast
@@ -242,26 +242,21 @@ class Queue:
         SELECT max(coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'job'), 0),
                    coalesce((SELECT max(id) FROM job), 0))"""
 
-    #: What is not named has the default of the schema, which is that of `enqueue`.
-    ENQUEUE_MANY: Final = """
-        INSERT INTO job (id, kind, state, payload, due_ms, created_ms, updated_ms) VALUES """
-
-    COUNT_BETWEEN: Final = "SELECT count(*) FROM job WHERE id BETWEEN ? AND ?"
+    COUNT_BETWEEN: Final = "SELECT count(*) FROM job WHERE id BETWEEN :first AND :last"
 
     def _enqueue_at_once(
         self, tx: Transaction, now_ms: int, rows: Sequence[tuple[str, str]]
     ) -> list[int]:
         """Put some (kind, payload as JSON) in by one statement, which names their ids."""
         (last,) = cast(tuple[int], tx.row(self.LAST_ID))
-        # The same text for as many rows: SQLite compiles it once.
-        statement = self.ENQUEUE_MANY + ", ".join(_PLACES[: len(rows)])
         try:
-            tx.change(statement, (last + 1, now_ms, *chain.from_iterable(rows)))
+            tx.change(_insert(len(rows)), (last + 1, now_ms, *chain.from_iterable(rows)))
         except sqlite3.IntegrityError:
             # Which of them SQLite refuses, and why, is told row by row.
             usual = [new_job(now_ms, kind, None) | {"payload": text} for kind, text in rows]
             return [self._enqueue(tx, values) for values in usual]
-        assert tx.row(self.COUNT_BETWEEN, (last + 1, last + len(rows))) == (len(rows),)
+        span: dict[str, Value] = {"first": last + 1, "last": last + len(rows)}
+        assert tx.row(self.COUNT_BETWEEN, span) == (len(rows),), "each row has the id it names"
         for kind, count in Counter(kind for kind, _ in rows).items():
             tx.offer(kind, count)
         return list(range(last + 1, last + 1 + len(rows)))
@@ -1232,6 +1227,22 @@ def new_job(
     }
 
 
+@cache
+def _insert(rows: int) -> LiteralString:
+    """Return the INSERT of so many rows: ?1 is the first id, ?2 the time, then kind and payload.
+
+    What it does not name has the default of the schema, which is that of `enqueue`.  The text is
+    the same for as many rows, so SQLite compiles it once.
+    """
+    places: list[LiteralString] = [
+        f"(?1 + {n}, ?{2 * n + 3}, 'available', ?{2 * n + 4}, ?2, ?2, ?2)" for n in range(rows)
+    ]
+    return (
+        "INSERT INTO job (id, kind, state, payload, due_ms, created_ms, updated_ms)"  # noqa: S608
+        f" VALUES {', '.join(places)}"
+    )
+
+
 def _kinds_json(kinds: Iterable[str] | None) -> str | None:
     if kinds is None:
         return None
@@ -1302,11 +1313,6 @@ class _Taken(NamedTuple):
     now_ms: int
     now_ns: int
 
-
-#: The rows of `ENQUEUE_MANY`: ?1 is the first id, ?2 the time, then kind and payload of each.
-_PLACES: Final[list[LiteralString]] = [
-    f"(?1 + {n}, ?{2 * n + 3}, 'available', ?{2 * n + 4}, ?2, ?2, ?2)" for n in range(ROWS_AT_ONCE)
-]
 
 #: The columns of `job`, in the order of the schema; a test compares.
 _COLUMNS: Final = (
