@@ -196,7 +196,8 @@ def _ready(
             def show(text: str, left: float) -> None:
                 # The bar is the time spent of the time expected, which moves with the estimate.
                 done = bar.tasks[task].elapsed or 0.0
-                bar.update(task, description=text, completed=done, total=done + left)
+                told = f"{text}, about {left:.0f} s"
+                bar.update(task, description=told, completed=done, total=done + left)
 
             yield folder, show
     except (ArmError, CheckoutError, Incorrect) as error:
