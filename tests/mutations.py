@@ -345,8 +345,8 @@ ORDER_AND_FORKS = (
     m(
         "R-B2: a thread never waits for itself",
         "database.py",
-        "if mark in _inside or handle.connection.in_transaction:",
-        "if handle.connection.in_transaction:",
+        "if mark in _inside or connection.in_transaction:",
+        "if connection.in_transaction:",
         f"{ENQUEUE}second_queue_on_the_same_file_in_the_same_thread",
     ),
     m(
@@ -958,8 +958,8 @@ FOUND_BY_REPORTS = (
     m(
         "B82: the database behind the log is the one that was opened",
         "barrier.py",
-        "{database}",
-        "",
+        "os.readlink(self._link), database",
+        "os.readlink(self._link), 0",
         f"{REPORTS}damage_and_silent_loss.py::replaced_under_us and restored",
     ),
     m(
