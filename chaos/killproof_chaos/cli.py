@@ -173,16 +173,18 @@ def replay(
 @app.command("targets")
 def list_targets(as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
     """List the queues that can be judged by name."""
-    rows = [_target_facts(name) for name in targets.BUILTIN]
+    rows = [_target_facts(group, name) for group, each in targets.GROUPS.items() for name in each]
     if as_json:
         print(json.dumps(rows, ensure_ascii=False, indent=1))
         return
     table = Table(box=None, pad_edge=False)
-    for heading in ("name", "level", "promises", "what is wrong with it"):
+    for heading in ("name", "level", "promises", "what is wrong with it, or what it is"):
         table.add_column(heading, overflow="fold")
-    for row in rows:
+    for before, row in zip([None, *rows], rows, strict=False):
+        if before is not None and before["group"] != row["group"]:
+            table.add_row()
         promises = " ".join(row["promises"])
-        table.add_row(row["name"], str(row["level"]), promises, row["wrong"] or "")
+        table.add_row(row["name"], str(row["level"]), promises, row["wrong"] or row["about"])
     console().print(table)
 
 
@@ -285,11 +287,22 @@ def _write_page(folder: Path) -> Path:
     return write_report(folder)
 
 
-def _target_facts(name: str) -> dict[str, Any]:
+def _about(target: Any) -> str:
+    """Return the pinned version of somebody else's queue, which may have more than one name."""
+    peer = getattr(target, "peer", None)
+    if peer is None:
+        return "control: one of our own, by the same adapter"
+    package = peer.packages[0]
+    return f"{package.name} {package.version}, fetched at its first use"
+
+
+def _target_facts(group: str, name: str) -> dict[str, Any]:
     target = targets.load(name)
     fault = getattr(target, "fault", None)
     return {
         "name": name,
+        "group": group,
+        "about": _about(target) if group == "public" else "",
         "level": level(target),
         "promises": [p for p, made in target.contract.promises.items() if made],
         "broken": target.broken,

@@ -124,7 +124,8 @@ class Adapter:
         python = sys.executable
         if self.peer is not None:
             python = str(isolated.ensure_python(self.peer).program)
-        words = [python, "-m", "killproof_evidence.adapter", str(Path(file).resolve())]
+        # -P: an adapter that is named like its queue must not be found in its place.
+        words = [python, "-P", "-m", "killproof_evidence.adapter", str(Path(file).resolve())]
         return ["env", f"PYTHONPATH={_seam()}", *words, role, str(place)]
 
 

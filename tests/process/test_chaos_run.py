@@ -19,6 +19,7 @@ from killproof import cli
 from killproof_chaos import gallery
 from killproof_chaos.engines.kernel import kernel_state
 from killproof_chaos.shim.build import COMPILERS
+from killproof_chaos.targets import public
 
 SECONDS_MAX = 120.0
 SHORT = ("--target", "minimal", "--seconds", "4", "--kills", "8", "--pauses", "4")
@@ -397,9 +398,10 @@ def test_the_list_of_targets_says_which_are_broken_and_how(place: Path) -> None:
 
     listed = {row["name"]: row for row in json.loads(done.stdout)}
     own = {"killproof", "killproof-process", "minimal", "canary"}
-    assert set(listed) == own | set(gallery.names())
-    sound = [name for name, row in listed.items() if not row["broken"]]
-    assert sound == ["killproof", "killproof-process", "minimal"]
+    assert set(listed) == own | set(gallery.names()) | set(public.names())
+    sound = {name for name, row in listed.items() if not row["broken"]}
+    assert sound == {"killproof", "killproof-process", "minimal", *public.names()}
+    assert listed["litequeue"]["about"].startswith("litequeue ")
     assert listed["ack-without-fence"]["property"] == "P5"
     assert listed["killproof"]["level"] == 3
     assert "P1" in listed["minimal"]["promises"]

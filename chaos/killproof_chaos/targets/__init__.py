@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from killproof_chaos import gallery
+from killproof_chaos.targets import public
 from killproof_evidence.target import Target, load_target
 
 #: How a target can learn the seed of its run; absent where nothing is drawn.
@@ -38,13 +39,20 @@ def _canary() -> Target:
     return target
 
 
-#: Factories, so that choosing one target imports no other.
+#: Factories by group, so that choosing one target imports no other.
+GROUPS: Final[Mapping[str, Mapping[str, Callable[[], Target]]]] = {
+    "own": {
+        "killproof": _killproof,
+        "killproof-process": _killproof_process,
+        "minimal": _minimal,
+        "canary": _canary,
+    },
+    "gallery": {name: partial(gallery.target, name) for name in gallery.names()},
+    "public": {name: partial(public.target, name) for name in public.names()},
+}
 BUILTIN: Final[Mapping[str, Callable[[], Target]]] = {
-    "killproof": _killproof,
-    "killproof-process": _killproof_process,
-    "minimal": _minimal,
-    "canary": _canary,
-} | {name: partial(gallery.target, name) for name in gallery.names()}
+    name: factory for group in GROUPS.values() for name, factory in group.items()
+}
 
 
 def load(name: str) -> Target:
@@ -53,6 +61,9 @@ def load(name: str) -> Target:
     Raises:
         TargetNotFound: there is none; the message says what names are possible.
     """
+    short = name.removeprefix(public.PREFIX)
+    if short in GROUPS["public"]:
+        return GROUPS["public"][short]()
     found = load_target(name, BUILTIN)
     if name not in BUILTIN and hasattr(found, "address"):
         # A copy of a target keeps its name, and its worker's command line must still find the copy.
