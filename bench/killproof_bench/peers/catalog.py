@@ -1,17 +1,17 @@
 """The queues that `killproof bench peers` knows: what each is made of, asked, and does not promise.
 
-To add one: an entry here, pins in `pins`, and a driver of about fifty lines in `drivers/`
-(docs/bench.md, "Peers"). What a queue does not promise is told in our words, from its own
-documentation or source, with the place; it is no reproach: a queue that says at-most-once and keeps
-it has promised nothing else.
+To add one: an entry here, pins in `killproof_evidence.pins`, and a driver of about fifty lines in
+`drivers/` (docs/bench.md, "Peers"). What a queue does not promise is told in our words, from its
+own documentation or source, with the place; it is no reproach: a queue that says at-most-once and
+keeps it has promised nothing else.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from killproof_bench.peers import pins
 from killproof_bench.peers.result import Delivery, Gap, Role
+from killproof_evidence import pins
 from killproof_evidence.isolated import PythonPeer
 
 DRIVERS = Path(__file__).parent / "drivers"

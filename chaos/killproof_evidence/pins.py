@@ -1,4 +1,7 @@
-"""Pinned versions of what the contenders are made of, dependencies too; the queue itself first.
+"""Pinned versions of other people's queues, dependencies too; the queue itself comes first.
+
+Judge and bench run the same versions, so that a number and a verdict are about the same code; an
+environment that one of them has made serves the other as well.
 
 The hashes are of wheels that are the same on every platform. Where a package ships a wheel per
 platform the version alone is pinned, and pip takes its environment without --require-hashes.
