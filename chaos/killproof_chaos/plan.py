@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from killproof_chaos import workload
+from killproof_chaos.phases import IDLE
 from killproof_evidence.contract import Contract
 
 NEMESES: Final = ("kill", "pause", "term", "handler", "lock", "clock", "io")
@@ -267,7 +268,8 @@ def make(
             faults += _spread(name, count, phases, options.seconds, source)
     if "kill" in options.nemeses and options.kills > 0:
         spare = max(SPARE_KILLS_MIN, int((options.kills - len(phases)) * SPARE_SHARE))
-        faults += _even("kill", spare, options, source, spare=True)
+        # Who never says that it has nothing to do is not waited for: nobody would see it idle.
+        faults += _even("kill", spare, options, source, spare=IDLE in phases)
         # In the middle, when the log is long: the next to open the file has to recover it.
         faults.append(Fault(fault="kill-all", at_ms=int(options.seconds * 500)))
     if "term" in options.nemeses:

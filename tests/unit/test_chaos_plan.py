@@ -52,6 +52,14 @@ def test_each_phase_is_aimed_at_once_by_each_nemesis_however_few_faults_are_aske
         assert sorted(aims) == sorted(PHASES)
 
 
+def test_a_kill_waits_for_an_idle_peer_only_where_workers_say_that_they_are_idle() -> None:
+    silent = plan.make(Options(kills=9), PHASES)
+    told = plan.make(Options(kills=9), (*PHASES, "worker.idle"))
+
+    assert not any(fault.spare for fault in silent.faults)
+    assert any(fault.spare for fault in told.faults)
+
+
 def test_a_nemesis_that_is_not_chosen_makes_no_fault() -> None:
     made = plan.make(Options(nemeses=("pause", "lock")), PHASES)
 
