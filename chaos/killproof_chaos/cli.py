@@ -20,6 +20,7 @@ from killproof_chaos import (
     crash_command,
     disk_command,
     gallery_command,
+    init_target_command,
     model_command,
     plan,
     power_command,
@@ -60,6 +61,7 @@ app = typer.Typer(
 app.command("disk")(disk_command.cut)
 app.command("crash")(crash_command.crash)
 app.command("gallery")(gallery_command.show)
+app.command("init-target")(init_target_command.init_target)
 app.command("model")(model_command.search)
 app.command("power")(power_command.measure)
 app.command("sim")(sim_command.explore)

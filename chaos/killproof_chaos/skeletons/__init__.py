@@ -1,0 +1,1 @@
+"""What `chaos init-target` writes; the queue's name is put in for `my-queue`."""
