@@ -28,7 +28,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from killproof_evidence.contract import Contract
-from killproof_evidence.target import AuditMapping, Definite, Indefinite, JobRow, TargetNotFound
+from killproof_evidence.target import (
+    AuditMapping,
+    Definite,
+    Indefinite,
+    JobRow,
+    TargetIncomplete,
+    TargetNotFound,
+)
 
 #: Of what a command has written to standard error, for the message.
 WORDS_MAX: Final = 300
@@ -235,7 +242,7 @@ def _commands_of(file: Path, table: Mapping[str, Any]) -> dict[str, list[str]]:
         )
     missing = [name for name in _COMMANDS[1:] if not table.get(name)]
     if missing:
-        raise TargetNotFound(f"target file {str(file)!r}: [commands] lacks {', '.join(missing)}")
+        raise TargetIncomplete(f"target file {str(file)!r}: [commands] lacks {', '.join(missing)}")
     return {
         name: shlex.split(words) if isinstance(words, str) else [os.fspath(word) for word in words]
         for name, words in table.items()

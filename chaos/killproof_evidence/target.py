@@ -33,6 +33,10 @@ class TargetNotFound(ValueError):
     """No target of this name; the message says what names are possible."""
 
 
+class TargetIncomplete(TargetNotFound):
+    """It was found, and lacks members that every target has; the message names them."""
+
+
 class Host(Protocol):
     """What a queue takes from its surroundings; the simulator gives its own."""
 
@@ -236,6 +240,15 @@ def level(target: Target) -> int:
     return 3 if getattr(target, "sync_points", None) else 2
 
 
+def keeps_history(target: Target) -> bool:
+    """Say whether the target's workers tell what they were told: claims, and how each was ended.
+
+    One that announces nothing but its handler, or is in another language, keeps no history.
+    """
+    points: frozenset[str] = getattr(target, "sync_points", frozenset())
+    return any(not point.startswith("handler.") for point in points)
+
+
 def load_target(name: str, builtin: Mapping[str, Callable[[], Target]]) -> Target:
     """Find a target: a built-in name, `package.module:attribute`, `path.py` or `path.toml`.
 
@@ -268,7 +281,7 @@ def load_target(name: str, builtin: Mapping[str, Callable[[], Target]]) -> Targe
         found = found()
     missing = [part for part in _MEMBERS if not hasattr(found, part)]
     if missing:
-        raise TargetNotFound(f"target {name!r} lacks {', '.join(missing)}")
+        raise TargetIncomplete(f"target {name!r} lacks {', '.join(missing)}")
     return found  # type: ignore[no-any-return]
 
 
