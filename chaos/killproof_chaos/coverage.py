@@ -15,7 +15,7 @@ from killproof_chaos.engines.roles import REPEATS
 from killproof_chaos.phases import PHASES
 from killproof_chaos.plan import IO_ERRORS, IO_FILES, LOCK_MS, Options
 from killproof_evidence.store import Store
-from killproof_evidence.target import Target
+from killproof_evidence.target import Target, keeps_history
 from killproof_evidence.wall_clock import Step, WallClock
 
 KILLS: Final = frozenset({"kill", "producer-kill"})
@@ -170,8 +170,7 @@ def failure(call: str, error: str) -> str:
 def _can_show(target: Target, sentence: str) -> bool:
     """Say whether the target has what the sentence is about, and evidence for it."""
     points: frozenset[str] = getattr(target, "sync_points", frozenset())
-    # A worker that announces nothing but its handler, or is in another language, keeps no history.
-    has_history = any(not point.startswith("handler.") for point in points)
+    has_history = keeps_history(target)
     if sentence == RELEASED:
         return any(point.startswith("release.") for point in points)
     if sentence in {REFUSED, WAITED, SPARED, STOPPED, DOUBTED}:

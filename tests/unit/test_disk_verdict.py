@@ -15,7 +15,7 @@ from killproof_chaos.engines.disk_model import Tape, World
 from killproof_chaos.engines.disk_policy import Policy
 from killproof_chaos.engines.disk_pool import Image
 from killproof_chaos.engines.disk_record import RENAME_EXCHANGE, Recording, unmodelled
-from killproof_chaos.engines.disk_verdict import Case, Findings, Options, verdict
+from killproof_chaos.engines.disk_verdict import Case, Findings, Options, obligations, verdict
 from killproof_chaos.shim.calls import File, Kind
 from killproof_chaos.shim.log import Begin, FileKey, Note
 from killproof_evidence.contract import Contract
@@ -105,6 +105,25 @@ def test_an_obligation_that_was_missed_is_unknown(tmp_path: Path) -> None:
     assert found["coverage"] == {
         "obliged": 1, "hit": 0, "missed": ["obligation missed: a process was killed"]
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("points", "owes"), [({"ack.synced"}, True), ({"handler.end"}, False)])
+def test_answers_to_workers_are_owed_only_where_the_workers_tell_them(
+    points: set[str], owes: bool
+) -> None:
+    target: Any = targets.load("minimal")
+    target.sync_points = frozenset(points)
+    recording = Recording(
+        root="/q", database="q.db", records=[], copies=[], kills=[], names={}, problems=[]
+    )
+    tape = Tape(initial={}, steps=(), notes=(), unended=0)
+    facts = disk_words.Facts(recording=recording, tape=tape, told=())
+    owed = obligations(target, facts, Findings())
+
+    told = {"a claim was acknowledged", "an ack was acknowledged", "a nack was acknowledged"}
+    assert told | {"a job went to the dead letters"} <= owed.keys() or not owes
+    assert not told & owed.keys() or owes
+    assert "an enqueue was acknowledged" in owed
 
 
 def test_a_contract_that_promises_nothing_judgeable_is_unknown(tmp_path: Path) -> None:

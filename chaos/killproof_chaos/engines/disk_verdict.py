@@ -16,7 +16,7 @@ from killproof_chaos.engines.disk_record import Recording
 from killproof_evidence.environment import environment
 from killproof_evidence.judge import PROPERTIES, Property
 from killproof_evidence.store import Store
-from killproof_evidence.target import Target
+from killproof_evidence.target import Target, keeps_history
 
 #: What this engine judges in every image; P1 at the level that the contract says.
 JUDGED: Final = ("P1", "P6", "P7", "P12", "P13", "P14", "P16")
@@ -161,10 +161,6 @@ def obligations(target: Target, facts: disk_words.Facts, findings: Findings) -> 
     ]
     owed = {
         "an enqueue was acknowledged": noted["enqueue"] > 0,
-        "a claim was acknowledged": noted["claim"] > 0,
-        "an ack was acknowledged": noted["ack"] > 0,
-        "a nack was acknowledged": noted["nack"] > 0,
-        "a job went to the dead letters": dead,
         f"at least {WRITERS_MIN} processes wrote": seen.writers >= WRITERS_MIN,
         "a checkpoint wrote the database": seen.database_writes > 0,
         "the log began anew": seen.log_starts > 1,
@@ -174,6 +170,13 @@ def obligations(target: Target, facts: disk_words.Facts, findings: Findings) -> 
         "all were killed at once, and left a log": any(n >= LOG_BYTES_MIN for n in logs),
         "an image had something pending": findings.pending > 0,
     }
+    if keeps_history(target):  # Elsewhere nobody notes what a worker was told.
+        owed |= {
+            "a claim was acknowledged": noted["claim"] > 0,
+            "an ack was acknowledged": noted["ack"] > 0,
+            "a nack was acknowledged": noted["nack"] > 0,
+            "a job went to the dead letters": dead,
+        }
     if promised("P6") == "transaction":
         acked = {fact.job for fact in told if fact.f == "ack"}
         owed["an effect shared the transaction of its ack"] = bool(acked & in_table)
