@@ -21,6 +21,7 @@ from killproof_chaos import (
     disk_command,
     gallery_command,
     init_target_command,
+    lint_target_command,
     model_command,
     plan,
     power_command,
@@ -62,6 +63,7 @@ app.command("disk")(disk_command.cut)
 app.command("crash")(crash_command.crash)
 app.command("gallery")(gallery_command.show)
 app.command("init-target")(init_target_command.init_target)
+app.command("lint-target")(lint_target_command.lint_target)
 app.command("model")(model_command.search)
 app.command("power")(power_command.measure)
 app.command("sim")(sim_command.explore)
