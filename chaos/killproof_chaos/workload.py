@@ -264,7 +264,8 @@ def fitting(contract: Contract) -> Callable[[Job], Job]:
 
     A contract whose parameters list the `options` of an enqueue is asked for no others. A row in
     the transaction of the ack is made only where that is promised; elsewhere the effect is a line
-    of the log.
+    of the log. A queue that ends each job, but does not bound how often a job may take its worker
+    with it, gets no job that does so for ever.
     """
     has = options_of(contract)
     other: dict[str, Any] = {}
@@ -277,10 +278,12 @@ def fitting(contract: Contract) -> Callable[[Job], Job]:
         if option not in has:
             other[field] = default
     has_rows = contract.promised("P6") == "transaction"
+    spares = bool(contract.promised("P17")) and not contract.promised("P8")
 
     def fit(job: Job) -> Job:
         sink = job.sink if has_rows or job.sink != "table" else "log"
-        return replace(job, sink=sink, **other)
+        script = (*job.script, "ok") if spares and job.script[-1] == "exit" else job.script
+        return replace(job, sink=sink, script=script, **other)
 
     return fit
 

@@ -363,6 +363,17 @@ def test_a_queue_is_asked_for_no_option_that_its_contract_does_not_list() -> Non
     assert options_of(Contract()) >= {"delay", "key", "priority", "max_attempts"}
 
 
+def test_a_job_that_always_kills_its_worker_is_for_queues_that_bound_attempts_only() -> None:
+    def last_words(promises: dict[str, bool | str]) -> set[str]:
+        made = plan.make(Options(seconds=20.0), PHASES, contract=Contract(promises=promises))
+        jobs = [op.job for each in made.operations for op in each if op.job is not None]
+        return {job.script[-1] for job in jobs}
+
+    assert "exit" in last_words({"P17": True, "P8": True})
+    assert "exit" not in last_words({"P17": True})
+    assert "raise" in last_words({"P17": True})
+
+
 def test_an_effect_is_a_row_of_the_queue_only_where_its_transaction_is_promised() -> None:
     def sinks(contract: Contract) -> set[str]:
         made = plan.make(Options(seed=3, seconds=4.0), PHASES, contract=contract)
