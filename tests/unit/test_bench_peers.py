@@ -1,6 +1,8 @@
 """What `killproof bench peers` counts, compares and says, with made-up numbers."""
 
 import ast
+import subprocess
+import sys
 from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 from killproof_bench.measure import Samples
 from killproof_bench.peers import catalog, judging, report
 from killproof_bench.peers.drivers import loop
-from killproof_bench.peers.processes import Outcome
+from killproof_bench.peers.processes import Contender, Outcome, environment
 from killproof_bench.peers.result import Comparison, from_json
 from killproof_bench.peers.run import Plan, order
 from killproof_bench.result import Figure
@@ -182,6 +184,27 @@ def test_the_level_is_what_was_read_back(mode: str, synchronous: str, level: str
     facts = {"journal_mode": mode, "synchronous": synchronous}
 
     assert judging.level_of(facts) == level
+
+
+@pytest.mark.parametrize("level", ["power", "process"])
+def test_killproofs_level_is_what_it_found_in_its_file(level: str) -> None:
+    facts = {"journal_mode": "wal", "synchronous": "NORMAL", "level": level}
+
+    assert judging.level_of(facts) == level
+
+
+def test_a_rounds_processes_share_the_hash_seed_that_was_drawn_for_it() -> None:
+    told = Contender(peer=catalog.OURS[0], program=sys.executable, runtime="", packages=())
+    command = told.command(loop.Spec(mode="work", arm="", folder="", level="power"))
+    flags = command[: command.index(str(catalog.DRIVERS / "loop.py"))]
+
+    def hashed(seed: int) -> str:
+        program = [*flags, "-c", "print(hash('a'))"]
+        return subprocess.run(
+            program, env=environment(seed), capture_output=True, text=True, check=True
+        ).stdout
+
+    assert hashed(7) == hashed(7)
 
 
 def comparison(contender: str, **changed: Any) -> Comparison:

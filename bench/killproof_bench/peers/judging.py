@@ -109,18 +109,18 @@ def cut(calls: Sequence[Samples], from_ns: int, seconds: float) -> Cut:
     )
 
 
-def level_of(facts: Mapping[str, str], *, promised: Level | None = None) -> Level:
+def level_of(facts: Mapping[str, str]) -> Level:
     """Return what an acknowledgement survives, from what was read back.
 
     Args:
-        facts: journal_mode and synchronous of the connection that commits.
-        promised: Of killproof, whose sync is not SQLite's: its file's own level.
+        facts: journal_mode and synchronous of the connection that commits; of killproof, whose
+            sync is not SQLite's, also the `level` that it found in its file.
 
     In WAL mode NORMAL does not sync a commit, and in the other modes it does not sync the folder
     (https://sqlite.org/pragma.html#pragma_synchronous); OFF keeps a commit only from a kill.
     """
-    if promised is not None:
-        return promised
+    if "level" in facts:
+        return "power" if facts["level"] == "power" else "process"
     if facts["synchronous"] in ("FULL", "EXTRA"):
         return "power"
     if facts["journal_mode"] in ("memory", "off"):

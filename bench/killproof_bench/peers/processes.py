@@ -41,6 +41,16 @@ class PeerFailed(RuntimeError):
     """A contender's process failed; one line that says what it said last."""
 
 
+def environment(hash_seed: int) -> dict[str, str]:
+    """Return the environment of a contender's process: ours, but with nothing said to Python.
+
+    Args:
+        hash_seed: Shared by all processes of a round, so that no contender has luck of its own.
+    """
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    return kept | {"PYTHONHASHSEED": str(hash_seed)}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """What the workers of one round said and wrote."""
@@ -64,12 +74,13 @@ class Contender:
 
     def command(self, spec: Spec) -> list[str]:
         """Return the command of one process."""
-        # -I: neither our folder nor the user's packages; the driver's own folder neither, where
-        # each file has the name of the queue that it imports.
+        # Neither our folder nor the user's packages; the driver's own folder neither, where each
+        # file has the name of the queue that it imports. Not -I: it ignores PYTHONHASHSEED.
         loop = str(DRIVERS / "loop.py")
         return [
             self.program,
-            "-I",
+            "-s",
+            "-P",
             loop,
             str(self.peer.driver_file),
             json.dumps(asdict(spec)),
@@ -89,6 +100,7 @@ class Contender:
                 text=True,
                 timeout=SEED_SECONDS,
                 check=False,
+                env=environment(0),
                 start_new_session=True,
             )
         except subprocess.TimeoutExpired:
@@ -124,7 +136,7 @@ class Workers:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
+                env=environment(hash_seed),
                 start_new_session=True,
             )
             for each, log in zip(self._specs, self._logs, strict=True)

@@ -119,6 +119,8 @@ def markdown(result: PeersResult) -> str:
         "In brackets: 95% interval. A quantile is refused (n/a) with fewer than ten samples beyond "
         "it. A job's time runs from the moment a worker asks for it to the return of its ack, "
         "through every error and every empty answer in between; one that never ended counts too. "
+        "Killproof and the reference ack a job and claim the next in one call, one transaction "
+        "where others need two; there it runs from the return of the call before. "
         "Errors are what the queue's calls raised at the worker, which tried again. Level: what an "
         "acknowledgement survives, from what was read back.",
         *_incidents(result),

@@ -292,10 +292,7 @@ class Bench:
             seed=self.plan.seed,
         )
         correctness = ledger.merged([each.correctness for each in rounds])
-        promised: Level | None = None
-        if self._contenders[name].peer.role == "killproof":
-            promised = "process" if setting == SHIPPED else "power"
-        level = judging.level_of(recorded.facts, promised=promised)
+        level = judging.level_of(recorded.facts)
         return PeerCell(
             contender=name,
             workers=workers,

@@ -18,6 +18,7 @@ class Driver:
 
     def __init__(self, spec: Spec) -> None:
         self._database = f"{spec.folder}/queue.db"
+        self._arm_name = spec.arm
         self._durability: Literal["power", "process"]
         self._durability = "process" if spec.level == "shipped" else "power"
         if spec.mode != "work":
@@ -33,8 +34,9 @@ class Driver:
                 queue.enqueue_many([(KIND, payload) for payload in payloads[begin : begin + BATCH]])
 
     def facts(self) -> dict[str, str]:
-        """Read back; the sync of killproof at power stands after the commit, outside the lock."""
-        return self._arm.connections.facts() | {"durability": self._durability}
+        """Read back; killproof syncs by itself, so its level is what its file says when opened."""
+        facts = self._arm.connections.facts()
+        return facts | {"level": self._queue.durability} if self._arm_name == "killproof" else facts
 
     def claim(self) -> tuple[int, Any] | None:
         """Claim the first job of this worker."""

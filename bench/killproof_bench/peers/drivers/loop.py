@@ -6,8 +6,9 @@ later. Every contender is driven by this same loop, killproof too. The protocol 
 one line at the end, and the calls in a file.
 
 One job at a time: a job's time runs from the moment at which the worker asks for it to the return
-of its ack, through every error and every empty answer in between. A worker that never gets one has
-a job that never ended, and that time counts too.
+of its ack, through every error and every empty answer in between; where one call acks it and claims
+the next, from the return of the call before. A worker that never gets one has a job that never
+ended, and that time counts too.
 """
 
 import gc
