@@ -20,7 +20,14 @@ BACKLOG = 20_000
 
 
 def test_slices_of_all_kinds_follow_each_other_and_each_job_is_done_once(place: Path) -> None:
-    """A closed loop, then producers with workers that wait; both leave their terms."""
+    """A closed loop, then producers with workers that wait; both leave their terms.
+
+    Then Ctrl-C in a slice of ten minutes, which ends with the calls in flight.
+    """
+
+    def press() -> None:
+        raise KeyboardInterrupt
+
     database = place / "queue.db"
     with Queue(database, durability="process") as queue:
         now_ms = queue.host.clock.now_ms()
@@ -30,6 +37,8 @@ def test_slices_of_all_kinds_follow_each_other_and_each_job_is_done_once(place: 
         closed = pool.slice(workers(2), warmup_seconds=0.1, seconds=0.3, tick=lambda: None)
         orders = crowd(workers=2, producers=1, job_ms=0.0, rate_per_s=200.0, seeds=[7])
         offered = pool.slice(orders, warmup_seconds=0.1, seconds=0.3, tick=lambda: None)
+        with pytest.raises(KeyboardInterrupt):
+            pool.slice(workers(2), warmup_seconds=0.0, seconds=600.0, tick=press)
         written = pool.written()
         pool.finish()
 

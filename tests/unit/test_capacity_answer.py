@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from killproof_bench.capacity import answer, compiled
-from killproof_bench.capacity.answer import Job
+from killproof_bench.capacity.answer import Job, Told
 from killproof_bench.capacity.closed import Cell
 from killproof_bench.capacity.predictor import Predictor, chosen
 from killproof_bench.capacity.question import question
@@ -16,6 +16,7 @@ from killproof_bench.capacity.search import Learned
 from killproof_bench.capacity.simulation import Service
 from killproof_bench.capacity.terms import Calibration, Observed
 from killproof_bench.result import Figure
+from tests.unit.test_capacity_search import step
 
 JOB = Job(lock=1e-3, call=2e-3, processor=1.5e-3, cores=2)
 
@@ -71,12 +72,22 @@ def test_the_workers_recommended_are_the_fewest_with_a_quarter_to_spare(peak: fl
 
 
 def test_what_does_not_fit_with_any_number_of_workers_gets_none() -> None:
-    assert answer.workers_for(JOB, 900.0, 5.0) is None
+    assert answer.workers_for(JOB, 1_000.0, 5.0) is None
+
+
+@pytest.mark.parametrize("peak", [800.0, 990.0])
+def test_what_fits_with_little_to_spare_gets_the_workers_that_reach_it(peak: float) -> None:
+    workers = answer.workers_for(JOB, peak, 5.0)
+
+    assert workers is not None
+    assert peak <= answer.most(JOB, workers, 5.0) < 1_000.0
 
 
 def test_the_limit_is_what_ends_it_first() -> None:
     assert "number of workers" in answer.limit(JOB, 4, 200.0)
     assert "one write lock" in answer.limit(JOB, 16, 5.0)
+    # No number of workers reaches the peak: then it is not that there are none.
+    assert "one write lock" in answer.limit(JOB, 0, 5.0)
     assert "processor" in answer.limit(dataclasses.replace(JOB, processor=3e-3), 16, 5.0)
 
 
@@ -99,7 +110,7 @@ def ahead(peak: float, *, growth: str | None = None) -> Forecast:
 
 def test_headroom_is_what_the_peak_leaves() -> None:
     assert ahead(310.0).headroom == pytest.approx(0.38)
-    assert ahead(600.0).headroom < 0
+    assert ahead(600.0).headroom == pytest.approx(-0.2)
     assert ahead(310.0).lock_utilisation == pytest.approx(0.31)
 
 
@@ -113,28 +124,60 @@ def test_growth_tells_the_months_until_the_lock_is_three_fifths_busy() -> None:
 
 
 def test_yes_is_said_with_its_headroom_and_how_it_is_known() -> None:
-    told = answer.with_rate(ask("31/s", peak=10.0), ahead(310.0), True, "the limit is L")
+    told = answer.with_rate(ask("31/s", peak=10.0), ahead(310.0), True, "the limit is L", ran=True)
 
     assert told.verdict == "pass"
     assert told.sentence.startswith("yes with 38% headroom at 4 workers: 310 jobs/s")
     assert "confirmed by runs at the peak" in told.sentence
-    unrun = answer.with_rate(ask("31/s", peak=10.0), ahead(310.0), None, "the limit is L")
+    unrun = answer.with_rate(ask("31/s"), ahead(310.0), None, "the limit is L", ran=False)
     assert "by the model, not run" in unrun.sentence
+    unsure = answer.with_rate(ask("1/s"), ahead(310.0), None, "the limit is L", ran=True)
+    assert unsure.verdict == "pass"
+    assert "by the model, runs at the peak had too few jobs to tell" in unsure.sentence
+
+
+@pytest.mark.parametrize("peak", [600.0, 1e9])
+def test_what_runs_at_the_peak_have_shown_the_model_does_not_deny(peak: float) -> None:
+    told = answer.with_rate(ask("31/s"), ahead(peak), True, "the limit is L", ran=True)
+
+    assert told.verdict == "pass"
+    assert told.sentence.startswith("yes without headroom at 4 workers")
+
+
+def test_without_a_capacity_there_is_no_headroom_and_the_record_stays_json() -> None:
+    none = answer.forecast(ask("1/s"), JOB, workers=4, capacity_per_s=0.0, peak_per_s=1.0)
+
+    assert none.headroom is None
+    assert answer.with_rate(ask("1/s"), none, None, "L", ran=False).verdict == "fail"
 
 
 @pytest.mark.parametrize(("peak", "confirmed"), [(600.0, None), (310.0, False)])
 def test_no_is_said_with_the_limit(peak: float, confirmed: bool | None) -> None:
-    told = answer.with_rate(ask("31/s"), ahead(peak), confirmed, "the limit is L")
+    told = answer.with_rate(ask("31/s"), ahead(peak), confirmed, "the limit is L", ran=True)
 
     assert told.verdict == "fail"
     assert told.sentence.startswith("no: ")
     assert told.sentence.endswith("the limit is L.")
 
 
+def sought(*passed: bool | None, sustainable: float | None = None, ended: bool = True) -> Told:
+    steps = [step(100.0 * place, passed=each) for place, each in enumerate(passed, 1)]
+    return answer.with_slo(ask(), sustainable, steps, 12, "the limit is L", ended=ended)
+
+
 def test_a_number_that_was_not_confirmed_is_no_answer() -> None:
-    assert answer.with_slo(ask(), 700.0, 740.0, 12, "L").verdict == "pass"
-    assert answer.with_slo(ask(), None, 740.0, 12, "L").verdict == "inconclusive"
-    assert answer.with_slo(ask(), None, None, 12, "L").verdict == "fail"
+    assert sought(True, False, sustainable=95.0).verdict == "pass"
+    assert sought(True, False).verdict == "inconclusive"
+
+
+def test_no_is_said_of_loads_that_broke_a_limit_alone() -> None:
+    """Not of a budget that ended before, and not of loads that had too few jobs to tell."""
+    broken = sought(False, False)
+    assert broken.verdict == "fail"
+    assert broken.sentence.startswith("no: not even 100 jobs/s keep claim.p99<50ms")
+    for unknown in (sought(ended=False), sought(False, ended=False), sought(None, None, False)):
+        assert unknown.verdict == "inconclusive"
+        assert unknown.sentence.startswith("no answer: ")
 
 
 def demand(name: str, hold: float) -> Demand:

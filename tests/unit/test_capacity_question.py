@@ -11,9 +11,10 @@ def ask(
     rate: str | None = None,
     peak: float = 1.0,
     growth: str | None = None,
+    workers: int | None = None,
 ) -> Question:
     return question.question(
-        slos=slos, rate_text=rate, peak=peak, job_ms=5.0, workers=None, growth_text=growth
+        slos=slos, rate_text=rate, peak=peak, job_ms=5.0, workers=workers, growth_text=growth
     )
 
 
@@ -32,7 +33,8 @@ def test_a_limit_is_read_however_it_is_spaced(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["claim<50ms", "claim.p97<50ms", "ack.p99<5ms", "claim.p99<50", ""]
+    "text",
+    ["claim<50ms", "claim.p97<50ms", "ack.p99<5ms", "claim.p99<50", "claim.p99<\u06650ms", ""],
 )
 def test_a_limit_that_cannot_be_read_is_shown_with_its_form(text: str) -> None:
     with pytest.raises(ValueError, match=r"write it as 'claim\.p99<50ms'") as refusal:
@@ -57,13 +59,15 @@ def test_a_rate_is_read_in_any_unit(text: str, per_s: float) -> None:
     assert question.rate(text) == pytest.approx(per_s)
 
 
-@pytest.mark.parametrize("text", ["12", "12/week", "-3/s", "many/s"])
+@pytest.mark.parametrize(
+    "text", ["12", "12/week", "-3/s", "many/s", "nan/s", "inf/s", "\u0661\u0662/s"]
+)
 def test_a_rate_that_cannot_be_read_is_shown_with_its_form(text: str) -> None:
     with pytest.raises(ValueError, match="write it as 12/s"):
         question.rate(text)
 
 
-@pytest.mark.parametrize("text", ["0/s", "9999999/s"])
+@pytest.mark.parametrize("text", ["0/s", "9999999/s", f"{'9' * 400}/s"])
 def test_a_rate_beyond_all_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="give more than 0"):
         question.rate(text)
@@ -84,4 +88,12 @@ def test_a_peak_or_a_growth_without_a_rate_is_refused() -> None:
         ask(growth="10%/month")
     with pytest.raises(ValueError, match="from 1 to"):
         ask(rate="12/s", peak=0.5)
+    with pytest.raises(ValueError, match="from 1 to"):
+        ask(rate="12/s", peak=float("nan"))
     assert ask(rate="12/s", peak=3.0, growth="10%/month").growth == 0.1
+
+
+def test_more_workers_than_are_run_are_asked_of_the_model_alone() -> None:
+    with pytest.raises(ValueError, match="--workers 25: without a rate all of them run"):
+        ask(workers=25)
+    assert ask(rate="12/s", workers=256).workers == 256

@@ -17,7 +17,7 @@ SECOND = 1_000_000_000
 UNKNOWN = Figure(value=None, low=None, high=None, n=0)
 
 
-def step(rate: float, *, passed: bool) -> Step:
+def step(rate: float, *, passed: bool | None) -> Step:
     return Step(
         phase="bracket",
         rate_per_s=rate,
@@ -169,14 +169,28 @@ def test_a_producer_that_cannot_keep_up_is_no_load() -> None:
     )
 
 
-def test_too_few_samples_are_not_a_limit_that_holds() -> None:
+def test_too_few_samples_are_a_limit_neither_kept_nor_broken() -> None:
     found = judged(written(every(20.0), flat(300, 5.0)))
 
-    assert not found.passed
+    assert found.passed is None
     assert "too few to tell" in found.because
+    growing = np.linspace(0, 1.5e9, 300).astype(np.int64)
+    assert judged(written(every(20.0), growing)).passed is False
 
 
-def test_a_step_lasts_until_its_p99_has_enough_samples() -> None:
-    assert search.step_seconds(2_000.0) == search.STEP_SECONDS_MIN
-    assert search.step_seconds(100.0) == pytest.approx(12.0)
-    assert search.step_seconds(1.0) == search.STEP_SECONDS_MAX
+def test_a_load_with_too_few_jobs_is_followed_by_a_higher_one_and_is_no_edge() -> None:
+    steps = [step(300.0, passed=None)]
+    following = search.following(1_000.0, steps)
+
+    assert following is not None
+    assert following.rate_per_s == pytest.approx(500.0)
+    assert search.edge(steps) is None
+
+
+def test_a_step_lasts_until_its_rarest_quantile_has_enough_samples() -> None:
+    usual, rare = [slo("claim.p50<5ms")], [slo("claim.p99.9<50ms")]
+
+    assert search.step_seconds(2_000.0, usual) == search.STEP_SECONDS_MIN
+    assert search.step_seconds(100.0, usual) == pytest.approx(12.0)
+    assert search.step_seconds(1_000.0, rare) == pytest.approx(12.0)
+    assert search.step_seconds(1.0, usual) == search.STEP_SECONDS_MAX

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from killproof_bench.capacity import models
+from killproof_bench.capacity import models, search
 from killproof_bench.capacity.models import Station
 from killproof_bench.capacity.question import slo_text
 from killproof_bench.capacity.result import (
@@ -19,6 +19,7 @@ from killproof_bench.capacity.result import (
     Question,
     Size,
     Slo,
+    Step,
     Verdict,
 )
 from killproof_bench.capacity.search import Learned
@@ -29,8 +30,10 @@ from killproof_bench.report import number
 PLAN: Final = 0.7
 #: A peak that keeps the lock busier than this leaves no room for a bad day: time for another tool.
 OUTGROWN: Final = 0.6
-#: A recommended number of workers leaves at least so much room above the peak.
+#: A recommended number of workers leaves at least so much room above the peak, where any does.
 HEADROOM: Final = 0.25
+#: More workers than reach this share of the most add nothing but processes.
+NEARLY_ALL: Final = 0.98
 WORKERS_MAX: Final = 256
 SIZE_WORKERS: Final = (1, 2, 4, 8, 16, 32, 64)
 SIZE_JOB_MS: Final = (1.0, 10.0, 100.0, 1_000.0)
@@ -107,10 +110,15 @@ def capacity(
 
 
 def workers_for(job: Job, peak_per_s: float, job_ms: float) -> int | None:
-    """Return the fewest workers that leave `HEADROOM` above the peak; `None` if no number does."""
-    wanted = peak_per_s / (1 - HEADROOM)
-    if most(job, WORKERS_MAX, job_ms) < wanted:
+    """Return how many workers to run; `None` where no number of them reaches the peak.
+
+    The fewest that leave `HEADROOM` above it; where the file leaves less, those that nearly reach
+    what it does at most.
+    """
+    highest = most(job, WORKERS_MAX, job_ms)
+    if highest <= peak_per_s:
         return None
+    wanted = min(peak_per_s / (1 - HEADROOM), max(peak_per_s, NEARLY_ALL * highest))
     low, high = 0, WORKERS_MAX
     while high - low > 1:
         middle = (low + high) // 2
@@ -151,7 +159,7 @@ def forecast(
     return Forecast(
         peak_per_s=peak_per_s,
         capacity_per_s=capacity_per_s,
-        headroom=1 - peak_per_s / capacity_per_s if capacity_per_s else -math.inf,
+        headroom=1 - peak_per_s / capacity_per_s if capacity_per_s else None,
         lock_utilisation=peak_per_s * job.lock,
         workers=workers,
         outgrown_per_s=outgrown,
@@ -160,7 +168,8 @@ def forecast(
 
 
 def limit(job: Job, workers: int, job_ms: float) -> str:
-    """Say what ends it, with its number."""
+    """Say what ends it, with its number; 0 workers are all that there may be."""
+    workers = workers or WORKERS_MAX
     busy = workers / (job_ms / 1e3 + job.call)
     if busy < PLAN * job.ceiling:
         return (
@@ -246,20 +255,24 @@ class Told:
     sentence: str
 
 
-def with_rate(question: Question, told: Forecast, confirmed: bool | None, limit: str) -> Told:
-    """Answer whether a rate fits.
+def with_rate(
+    question: Question, told: Forecast, confirmed: bool | None, limit: str, *, ran: bool
+) -> Told:
+    """Answer whether a rate fits; what was run decides before what the model says.
 
     Args:
         question: With a rate.
         told: The forecast.
-        confirmed: Whether runs at the peak kept every limit; `None` when none could be made.
+        confirmed: Whether runs at the peak kept every limit; `None` when they could not tell.
         limit: What ends it.
+        ran: Whether there was a run at the peak, though it had too few jobs to tell.
     """
     wish = " and ".join(slo_text(each) for each in question.slos)
     at = f"{told.workers} workers"
     need = f"{number(told.peak_per_s)} jobs/s of {question.job_ms:g} ms"
-    if confirmed is False or told.headroom <= 0:
-        why = "" if confirmed is not False else "; a run at the peak broke a limit"
+    room = told.headroom
+    if confirmed is False or (confirmed is None and (room is None or room <= 0)):
+        why = "" if confirmed is None else "; a run at the peak broke a limit"
         return Told(
             verdict="fail",
             sentence=(
@@ -267,7 +280,9 @@ def with_rate(question: Question, told: Forecast, confirmed: bool | None, limit:
                 f"(capacity {number(told.capacity_per_s)}/s{why}): {limit}."
             ),
         )
-    how = "confirmed by runs at the peak" if confirmed else "by the model, not run"
+    unsure = "runs at the peak had too few jobs to tell" if ran else "not run"
+    how = "confirmed by runs at the peak" if confirmed else f"by the model, {unsure}"
+    spare = f"with {room:.0%} headroom" if room is not None and room > 0 else "without headroom"
     months = (
         f" At this growth the peak outgrows it in {told.months:.0f} months."
         if told.months is not None
@@ -276,19 +291,35 @@ def with_rate(question: Question, told: Forecast, confirmed: bool | None, limit:
     return Told(
         verdict="pass",
         sentence=(
-            f"yes with {told.headroom:.0%} headroom at {at}: {need} with {wish}, {how}; {limit}; "
+            f"yes {spare} at {at}: {need} with {wish}, {how}; {limit}; "
             f"it is outgrown at a peak of {number(told.outgrown_per_s)} jobs/s.{months}"
         ),
     )
 
 
 def with_slo(
-    question: Question, sustainable: float | None, edge: float | None, workers: int, limit: str
+    question: Question,
+    sustainable: float | None,
+    steps: Sequence[Step],
+    workers: int,
+    limit: str,
+    *,
+    ended: bool,
 ) -> Told:
-    """Answer how many jobs a second the limits allow."""
+    """Answer how many jobs a second the limits allow.
+
+    Args:
+        question: Without a rate.
+        sustainable: The confirmed rate.
+        steps: The loads of the search.
+        workers: How many claimed.
+        limit: What ends it.
+        ended: Whether the search came to its end; otherwise its time did.
+    """
     wish = " and ".join(slo_text(each) for each in question.slos)
+    edge = search.edge(steps)
     if edge is None:
-        return Told(verdict="fail", sentence=f"no: not even the lowest load keeps {wish}: {limit}.")
+        return _no_edge(steps, wish, limit, ended=ended)
     if sustainable is None:
         return Told(
             verdict="inconclusive",
@@ -304,3 +335,20 @@ def with_slo(
             f"{wish}, confirmed; {limit}."
         ),
     )
+
+
+def _no_edge(steps: Sequence[Step], wish: str, limit: str, *, ended: bool) -> Told:
+    """Answer when no load kept the limits: `no` is said only of loads that broke them."""
+    if not steps:
+        why = "the budget ended before a load could be offered: give --budget more"
+    elif any(step.passed is None for step in steps):
+        why = f"the loads that were offered had too few jobs to tell {wish}"
+    elif not ended:
+        why = "the budget ended before a load was low enough: give --budget more"
+    else:
+        lowest = min(step.rate_per_s for step in steps)
+        return Told(
+            verdict="fail",
+            sentence=f"no: not even {number(lowest)} jobs/s keep {wish}: {limit}.",
+        )
+    return Told(verdict="inconclusive", sentence=f"no answer: {why}; {limit}.")

@@ -21,7 +21,7 @@ import numpy as np
 from killproof import Queue
 from killproof_bench import ledger, machine
 from killproof_bench.capacity.pool import Pool, Slice, Written, workers
-from killproof_bench.crew import Calls
+from killproof_bench.crew import Calls, CrewError
 from killproof_bench.machine import Moment, raw_syncs_per_second
 from killproof_bench.recording import Call, Kind
 from killproof_bench.result import Correctness
@@ -38,7 +38,7 @@ OVERHEAD_SECONDS: Final = 0.12
 FOREIGN_MAX: Final = 0.25
 #: Of all slices, so many are measured once more where they were disturbed.
 AGAIN_MAX: Final = 0.3
-#: More than any queue on SQLite takes from one file.
+#: More than any queue on SQLite takes from one file; workers that find none end the run.
 JOBS_PER_SECOND: Final = 12_000
 
 
@@ -166,13 +166,13 @@ def run(
         tick: Told what is going on, and the seconds of the whole that are done.
 
     Raises:
-        CrewError: A process failed.
+        CrewError: A process failed, or no job was left: the figures are of an empty queue then.
     """
     database = folder / "queue.db"
     with Queue(database, durability=durability) as queue:
         now_ms = queue.host.clock.now_ms()
     most = max(cell.workers for cell in cells)
-    block_jobs = round(JOBS_PER_SECOND * SLICE_SECONDS * len(cells))
+    block_jobs = round(JOBS_PER_SECOND * (SLICE_SECONDS + WARMUP_SECONDS) * len(cells))
     looked: list[Looked] = []
     raw_rates: list[float] = []
     seeded = 0
@@ -198,6 +198,8 @@ def run(
                     seconds=SLICE_SECONDS,
                     tick=told,
                 )
+                if any(end.ran_dry for end in part.ended):
+                    raise CrewError(f"{block_jobs:,} jobs were too few for {cell.workers} workers")
                 foreign = foreign_share(before, machine.now(), part)
                 looked.append(Looked(block=block, cell=cell, slice=part, foreign=foreign))
         except KeyboardInterrupt:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from killproof_bench import ledger, measure
-from killproof_bench.capacity import answer, closed, models, search, terms
+from killproof_bench.capacity import answer, closed, models, terms
 from killproof_bench.capacity.answer import Job, Told
 from killproof_bench.capacity.closed import Cell, Recording
 from killproof_bench.capacity.predictor import P99_GOAL, THROUGHPUT_GOAL, Predictor
@@ -180,11 +180,13 @@ def _told(
     question = study.plan.question
     if question.rate_per_s is None:
         limit = answer.limit(job, study.workers, question.job_ms)
-        edge = search.edge([step for step in study.steps if step.phase != "confirm"])
-        return answer.with_slo(question, study.sustainable, edge, study.workers, limit)
+        tried = [step for step in study.steps if step.phase != "confirm"]
+        return answer.with_slo(
+            question, study.sustainable, tried, study.workers, limit, ended=study.searched
+        )
     if ahead is None:
         most = answer.most(job, answer.WORKERS_MAX, question.job_ms)
-        limit = answer.limit(job, answer.WORKERS_MAX, question.job_ms)
+        limit = answer.limit(job, study.workers, question.job_ms)
         return Told(
             verdict="fail",
             sentence=f"no: {question.rate_per_s * question.peak:,.0f} jobs/s do not fit with any "
@@ -197,7 +199,7 @@ def _told(
             "that it had not seen: see their errors.",
         )
     limit = answer.limit(job, study.workers, question.job_ms)
-    return answer.with_rate(question, ahead, study.confirmed, limit)
+    return answer.with_rate(question, ahead, study.confirmed, limit, ran=bool(study.steps))
 
 
 def _forecast(study: "Study", job: Job | None) -> Forecast | None:

@@ -6,6 +6,7 @@ Like `crew.Crew`, whose processes make one round each; these stay and make many.
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -132,6 +133,10 @@ class Pool:
             while (left := stop_ns - time.perf_counter_ns()) > 0:
                 time.sleep(min(TICK_SECONDS, left / 1e9))
                 tick()
+        except KeyboardInterrupt:
+            for index in changes:  # To each its deadline is now.
+                self._processes[index].send_signal(signal.SIGTERM)
+            raise
         finally:
             # Also after Ctrl-C: their answers must not be taken for those of the next slice.
             ended = [self._answer(index) for index in changes]

@@ -12,15 +12,18 @@ SLOS_DEFAULT: Final = ("claim.p99<50ms", "time_to_claim.p99<200ms")
 RATE_MAX: Final = 1_000_000.0
 PEAK_MAX: Final = 1_000.0
 GROWTH_MAX: Final = 10.0
+#: Processes that claim in a run; beyond it they measure the machine's scheduler, not the queue.
+CROWD_MAX: Final = 24
 LIMIT_MS_MAX: Final = 3_600_000.0
 
 _SLO: Final = re.compile(
-    r"(claim|time_to_claim)\.p(50|90|95|99|99\.9)\s*<=?\s*(\d+(?:\.\d+)?)\s*(us|ms|s)"
+    r"(claim|time_to_claim)\.p(50|90|95|99|99\.9)\s*<=?\s*(\d+(?:\.\d+)?)\s*(us|ms|s)",
+    re.ASCII,
 )
 _MS: Final = {"us": 0.001, "ms": 1.0, "s": 1_000.0}
-_RATE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*/\s*(s|min|h|d)")
+_RATE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*/\s*(s|min|h|d)", re.ASCII)
 _SECONDS: Final = {"s": 1, "min": 60, "h": 3_600, "d": 86_400}
-_GROWTH: Final = re.compile(r"(\d+(?:\.\d+)?)\s*%\s*/\s*(month|year)")
+_GROWTH: Final = re.compile(r"(\d+(?:\.\d+)?)\s*%\s*/\s*(month|year)", re.ASCII)
 
 
 def slo(text: str) -> Slo:
@@ -111,6 +114,11 @@ def question(
         raise ValueError("--peak and --growth are of a rate: give --rate 12/s too")
     if not 1 <= peak <= PEAK_MAX:
         raise ValueError(f"--peak {peak:g}: give a number from 1 to {PEAK_MAX:g}")
+    if rate_text is None and workers is not None and workers > CROWD_MAX:
+        raise ValueError(
+            f"--workers {workers}: without a rate all of them run: "
+            f"give up to {CROWD_MAX}, or a --rate"
+        )
     asked = tuple(slo(text) for text in (slos or SLOS_DEFAULT))
     named = [(each.subject, each.permille) for each in asked]
     if len(set(named)) < len(named):

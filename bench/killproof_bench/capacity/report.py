@@ -16,6 +16,7 @@ from killproof_bench.report import (
     plain_table,
 )
 
+PASSED: Final = {True: "yes", False: "no", None: "cannot tell"}
 TITLE: Final = "Capacity: what this machine carries, and what is in the way of more"
 
 
@@ -116,8 +117,9 @@ def _answer_parts(result: CapacityResult) -> list[str]:
         outgrown(result),
         "## Levers",
         markdown_table(*levers_table(result)),
-        "Gain: the ceiling afterwards, over the ceiling now. From the holds that each operation "
-        "had alone and the hand-over under load; an estimate is none that was measured.",
+        "Gain: the lock's ceiling afterwards, over its ceiling now (where the processor ends it "
+        "first, less). From the holds that each operation had alone and the hand-over under load; "
+        "an estimate is none that was measured.",
         "## Where the time of a call goes (closed loop, no work)",
         markdown_table(*lock_table(result)),
         "Microseconds per job: lock held; lock free though somebody waits (hand-over); Python and "
@@ -273,7 +275,7 @@ def steps_table(result: CapacityResult) -> Table:
             figure(step.time_to_claim_p99_ms),
             number(step.predicted_time_to_claim_p99_ms),
             figure(step.enqueue_p99_ms),
-            "yes" if step.passed else "no",
+            PASSED[step.passed],
             step.because,
         )
         for step in result.steps

@@ -139,7 +139,7 @@ class Step:
     backlog_slope_per_s: Figure  #: Jobs by which the backlog grows each second.
     predicted_claim_p99_ms: float | None
     predicted_time_to_claim_p99_ms: float | None
-    passed: bool
+    passed: bool | None  #: `None`: no limit was broken, and too few jobs came to tell of one.
     because: str
     correctness: Correctness
 
@@ -163,7 +163,7 @@ class Forecast:
 
     peak_per_s: float  #: Jobs/s in the busiest time.
     capacity_per_s: float  #: Jobs/s that the answer is given for.
-    headroom: float  #: 1 - peak / capacity; below 0 it does not fit.
+    headroom: float | None  #: 1 - peak / capacity; below 0 it does not fit; `None`: no capacity.
     lock_utilisation: float  #: Of the lock, at the peak.
     workers: int
     outgrown_per_s: float  #: The peak from which on SQLite's one lock is the wrong tool.
@@ -204,7 +204,8 @@ class CapacityResult:
     points: tuple[Point, ...]
     curve: tuple[CurvePoint, ...]
     steps: tuple[Step, ...]
-    sustainable_per_s: float | None  #: 0.95 of the edge, confirmed; `None` if not searched for.
+    #: Confirmed: 0.95 of the edge, or 0.85 or 0.75 where that was not; `None` without such.
+    sustainable_per_s: float | None
     sizes: tuple[Size, ...]
     forecast: Forecast | None
     levers: tuple[Lever, ...]

@@ -38,10 +38,11 @@ from killproof_bench.scenarios.claim import Durability, stored
 #: More than a fraction of one producer's time must be free, or it is the producer that is measured.
 PRODUCERS: Final = 4
 WARMUP_SECONDS: Final = 1.0
-#: An interval over blocks of a second wants five of them; a p99 wants a thousand calls.
+#: An interval over blocks of a second wants five of them; a p99 wants a thousand calls, and random
+#: arrivals may be some fewer than were asked for.
 STEP_SECONDS_MIN: Final = 6.0
 STEP_SECONDS_MAX: Final = 20.0
-CLAIMS_MIN: Final = 1_200
+CLAIMS_SPARE: Final = 1.2
 #: Starting processes on a fresh file, and reading what they wrote.
 START_SECONDS: Final = 2.5
 #: Of the predicted ceiling, in turn.
@@ -231,21 +232,27 @@ def judged(
     predicted: Played | None,
     seed: int,
 ) -> Step:
-    """Judge one offered load against the limits; its correctness is known at the file's end."""
+    """Judge one offered load against the limits; its correctness is known at the file's end.
+
+    A limit of which too few jobs tell is neither kept nor broken.
+    """
     asked = {each.permille for each in slos} | {500, 990}
     figures = {permille: quantiles(written, part, permille, seed=seed) for permille in asked}
     jobs = arrived(written, part)
     slope = backlog_slope(jobs, part)
-    because = [
-        reason
-        for each in slos
-        if (reason := _broken(each, figures[each.permille][each.subject])) is not None
-    ]
+    told = [(each, figures[each.permille][each.subject]) for each in slos]
+    because = [reason for each in told if (reason := _broken(*each)) is not None]
     skipped = sum(end.skipped for end in part.ended)
     if (slope.low or 0.0) > GROWTH_MAX * rate_per_s:
         because.append(f"the backlog grows by {slope.value:,.0f} jobs a second")
     if skipped > GROWTH_MAX * max(1, len(jobs.intended)):
         because.append(f"producers could not enqueue {skipped:,} jobs that were due")
+    untold = [
+        f"{slo_text(limit)}: {figure.n:,} samples are too few to tell"
+        for limit, figure in told
+        if figure.value is None
+    ]
+    passed = False if because else None if untold else True
     seconds = (part.end_ns - part.begin_ns) / 1e9
     return Step(
         phase=phase,
@@ -260,25 +267,27 @@ def judged(
         backlog_slope_per_s=slope,
         predicted_claim_p99_ms=None if predicted is None else predicted.call(990),
         predicted_time_to_claim_p99_ms=None if predicted is None else predicted.waited(990),
-        passed=not because,
-        because="; ".join(because) or "every limit holds, and the backlog does not grow",
+        passed=passed,
+        because="; ".join(because + untold) or "every limit holds, and the backlog does not grow",
         correctness=Correctness(verdict="unknown", because=(), jobs=len(jobs.intended)),
     )
 
 
 def _broken(limit: Slo, figure: Figure) -> str | None:
-    """Return why a limit does not hold, or `None`: unknown is not held."""
+    """Return why a limit does not hold, or `None`."""
     if figure.value is None:
-        return f"{slo_text(limit)}: {figure.n:,} samples are too few to tell"
+        return None
     worst = figure.value if figure.high is None else figure.high
     if worst < limit.limit_ms:
         return None
     return f"{slo_text(limit)} does not hold: {figure.value:.3g} ms, up to {worst:.3g} ms"
 
 
-def step_seconds(rate_per_s: float) -> float:
-    """Return how long a step must be for its p99."""
-    return min(max(STEP_SECONDS_MIN, CLAIMS_MIN / rate_per_s), STEP_SECONDS_MAX)
+def step_seconds(rate_per_s: float, slos: Sequence[Slo]) -> float:
+    """Return how long a step must be for the quantiles that are asked for, and for its p99."""
+    rarest = max(990, *(each.permille for each in slos))
+    claims = CLAIMS_SPARE * measure.samples_needed(rarest)
+    return min(max(STEP_SECONDS_MIN, claims / rate_per_s), STEP_SECONDS_MAX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,10 +301,11 @@ class Trial:
 def following(ceiling_per_s: float, steps: Sequence[Step]) -> Trial | None:
     """Return the next load to offer, from what has been found; `None` when the edge is known.
 
-    Bracket, then bisection. The confirmations are of `confirming`.
+    Bracket, then bisection; a load that had too few jobs to tell is followed by a higher one, which
+    has more.
     """
-    passed = [step.rate_per_s for step in steps if step.passed]
-    failed = [step.rate_per_s for step in steps if not step.passed]
+    passed = [step.rate_per_s for step in steps if step.passed is not False]
+    failed = [step.rate_per_s for step in steps if step.passed is False]
     low, high = max(passed, default=0.0), min(failed, default=0.0)
     if not failed:
         # The ceiling is learned anew at each load, so the shares may come to lie close together.
@@ -313,7 +323,7 @@ def following(ceiling_per_s: float, steps: Sequence[Step]) -> Trial | None:
 
 def edge(steps: Sequence[Step]) -> float | None:
     """Return the highest load that passed below every one that failed."""
-    failed = min((step.rate_per_s for step in steps if not step.passed), default=float("inf"))
+    failed = min((step.rate_per_s for step in steps if step.passed is False), default=float("inf"))
     return max(
         (step.rate_per_s for step in steps if step.passed and step.rate_per_s < failed),
         default=None,

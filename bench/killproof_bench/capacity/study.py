@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -23,6 +23,7 @@ from killproof_bench.capacity import answer, closed, compiled, predictor, search
 from killproof_bench.capacity.answer import Job
 from killproof_bench.capacity.closed import Cell, Recording
 from killproof_bench.capacity.predictor import Predictor
+from killproof_bench.capacity.question import CROWD_MAX
 from killproof_bench.capacity.result import CapacityResult, Demand, Question, Step
 from killproof_bench.capacity.search import Crowd, Learned, Offer, Trial
 from killproof_bench.crew import CrewError
@@ -44,7 +45,6 @@ WORK_MS: Final = 5.0
 WORK_MS_RANGE: Final = (2.0, 10.0)
 #: Processes that claim in an open loop, unless the question names another number.
 CROWD: Final = 12
-CROWD_MAX: Final = 24
 
 Tick = Callable[[str, float], None]
 
@@ -118,6 +118,7 @@ class Study:
         self.steps: list[Step] = []
         self.correctness: list[Correctness] = []
         self.sustainable: float | None = None
+        self.searched = False  #: Whether the search came to its own end.
         self.confirmed: bool | None = None
         self.workers = plan.question.workers or CROWD
         self._folder = folder
@@ -189,16 +190,22 @@ class Study:
         database = self._folder / "solo.db"
         with Queue(database, durability=self.plan.durability):
             pass
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "killproof_bench.capacity.solo"),
-                *(str(database), str(SOLO_ROUNDS)),
-            ],
-            capture_output=True,
-            text=True,
-            timeout=SOLO_SECONDS,
-            check=False,
-        )
+        try:
+            done = subprocess.run(
+                [
+                    *(sys.executable, "-m", "killproof_bench.capacity.solo"),
+                    *(str(database), str(SOLO_ROUNDS)),
+                ],
+                capture_output=True,
+                text=True,
+                timeout=SOLO_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise CrewError(
+                f"{SOLO_ROUNDS} calls of each operation took over {SOLO_SECONDS:g} s: the disk is "
+                "too slow for this measurement"
+            ) from error
         if done.returncode:
             raise CrewError(f"timing each operation alone failed: {done.stderr.strip()[-300:]}")
         self.demands = compiled.demands(json.loads(done.stdout)["found"], seed=self.plan.seed)
@@ -263,7 +270,7 @@ class Study:
         rate = search.BRACKET[0] * self._guess()
         fits = first.workers / (question.job_ms / 1e3 + 0.002) > 2 * rate
         if question.rate_per_s is not None or not fits:
-            self._series(learning, [Trial(phase="bracket", rate_per_s=rate)], kept=False)
+            self._series(learning, [Trial(phase="bracket", rate_per_s=rate)], [], kept=False)
         if question.rate_per_s is None:
             self._search(first)
         else:
@@ -285,21 +292,26 @@ class Study:
         ceiling = (
             self._guess() if known is None else answer.most(known, crowd.workers, crowd.job_ms)
         )
-        with self._offer(crowd) as offer:
-            while (trial := search.following(ceiling, self.steps)) is not None:
+        steps: list[Step] = []
+
+        def loads() -> Iterator[Trial]:
+            nonlocal ceiling
+            while (trial := search.following(ceiling, steps)) is not None:
                 needed = search.CONFIRMATIONS * self._seconds(trial) + search.START_SECONDS
                 if self._left() < needed + self._seconds(trial):
-                    break
-                self.steps.append(self._step(offer, crowd, trial))
+                    return
+                yield trial
                 job = self.job()
                 if job is not None:
                     ceiling = answer.most(job, crowd.workers, crowd.job_ms)
-            self.correctness.append(offer.finish())
+            self.searched = True
+
+        self._series(crowd, loads(), steps)
         edge = search.edge(self.steps)
         share = search.SUSTAINABLE
         while edge is not None and self.sustainable is None:
             trial = Trial(phase="confirm", rate_per_s=share * edge)
-            if self._confirm(crowd, trial):
+            if self._confirm(crowd, trial) is True:
                 self.sustainable = trial.rate_per_s
             share -= 0.1
             if self._left() < search.CONFIRMATIONS * self._seconds(trial) or share < 0.7:
@@ -314,24 +326,39 @@ class Study:
             self.workers = answer.workers_for(job, peak_per_s, question.job_ms) or 0
         if 0 < self.workers <= CROWD_MAX and peak_per_s < job.ceiling:
             crowd = Crowd(workers=self.workers, job_ms=question.job_ms)
-            self.confirmed = self._confirm(crowd, Trial(phase="confirm", rate_per_s=peak_per_s))
+            trial = Trial(phase="confirm", rate_per_s=peak_per_s)
+            if self._left() > search.CONFIRMATIONS * self._seconds(trial):
+                self.confirmed = self._confirm(crowd, trial)
 
-    def _confirm(self, crowd: Crowd, trial: Trial) -> bool:
-        """Offer one load again on fresh files; the first failure ends it."""
+    def _confirm(self, crowd: Crowd, trial: Trial) -> bool | None:
+        """Offer one load again on fresh files; the first that does not pass ends it.
+
+        Returns:
+            Whether every limit was kept each time; `None` where too few jobs came to tell.
+        """
         for _ in range(search.CONFIRMATIONS):
-            (step,) = self._series(crowd, [trial], kept=True)
-            if not step.passed:
-                return False
+            steps: list[Step] = []
+            self._series(crowd, [trial], steps)
+            if steps[0].passed is not True:
+                return steps[0].passed
         return True
 
-    def _series(self, crowd: Crowd, trials: list[Trial], *, kept: bool) -> list[Step]:
-        """Offer loads on a fresh file."""
+    def _series(
+        self, crowd: Crowd, trials: Iterable[Trial], steps: list[Step], *, kept: bool = True
+    ) -> None:
+        """Offer loads on a fresh file; what is kept has been judged, also when Ctrl-C ends it."""
         with self._offer(crowd) as offer:
-            steps = [self._step(offer, crowd, trial) for trial in trials]
+            interrupted: KeyboardInterrupt | None = None
+            try:
+                for trial in trials:
+                    steps.append(self._step(offer, crowd, trial))
+            except KeyboardInterrupt as pressed:
+                interrupted = pressed
             self.correctness.append(offer.finish())
         if kept:
             self.steps += steps
-        return steps
+        if interrupted is not None:
+            raise interrupted
 
     def _offer(self, crowd: Crowd) -> Offer:
         self._files += 1
@@ -344,7 +371,7 @@ class Study:
 
     def _step(self, offer: Offer, crowd: Crowd, trial: Trial) -> Step:
         self._tell(f"{trial.phase}: {trial.rate_per_s:,.0f} jobs/s")
-        seconds = search.step_seconds(trial.rate_per_s)
+        seconds = search.step_seconds(trial.rate_per_s, self.plan.question.slos)
         written, part = offer.load(trial.rate_per_s, seconds, lambda: None)
         predicted = None
         if self.learned is not None:
@@ -372,7 +399,8 @@ class Study:
         return step
 
     def _seconds(self, trial: Trial) -> float:
-        step = search.step_seconds(trial.rate_per_s) + search.WARMUP_SECONDS + 1.0
+        slos = self.plan.question.slos
+        step = search.step_seconds(trial.rate_per_s, slos) + search.WARMUP_SECONDS + 1.0
         return step + (search.START_SECONDS if trial.phase == "confirm" else 0.0)
 
     def _spent(self) -> float:

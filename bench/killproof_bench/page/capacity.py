@@ -112,7 +112,7 @@ def _tiles(result: CapacityResult) -> list[Tile]:
             Tile(
                 name="sustained",
                 figure=f"{report.number(result.sustainable_per_s)} jobs/s",
-                note="0.95 of the edge that was found, confirmed",
+                note="0.95 of the edge that was found, or the next 0.1 less that was confirmed",
             )
         )
     if result.model is not None:
@@ -139,7 +139,7 @@ def _tiles(result: CapacityResult) -> list[Tile]:
         tiles += [
             Tile(
                 name="headroom at the peak",
-                figure=f"{forecast.headroom:.0%}",
+                figure="none" if forecast.headroom is None else f"{forecast.headroom:.0%}",
                 note=f"peak {report.number(forecast.peak_per_s)} jobs/s",
             ),
             Tile(name="outgrown", figure=_months(forecast), note="at the growth asked about"),

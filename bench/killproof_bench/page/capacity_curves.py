@@ -24,6 +24,7 @@ from killproof_bench.page.content import (
 
 SUBJECTS = {"claim": "claim call", "time_to_claim": "time from enqueue to claim"}
 #: One for each length of jobs, in ascending order.
+_HELD: dict[bool | None, str] = {True: "held", False: "not held", None: "cannot tell"}
 JOB_INKS: tuple[Ink, ...] = ("blue", "green", "purple", "orange", "sky")
 
 
@@ -215,7 +216,7 @@ def _usl(result: CapacityResult) -> Prose:
 def over_load(result: CapacityResult) -> Section:
     """Return latency over the offered load, with the limit and what lies beyond it."""
     steps = sorted(result.steps, key=lambda step: step.rate_per_s)
-    failed = [step.rate_per_s for step in steps if not step.passed]
+    failed = [step.rate_per_s for step in steps if step.passed is False]
     held = [step.rate_per_s for step in steps if step.passed]
     edge = min((rate for rate in failed if rate > max(held, default=0.0)), default=None)
     zones = [] if edge is None else [Zone(name="not sustained", low=edge)]
@@ -267,11 +268,11 @@ def over_load(result: CapacityResult) -> Section:
             report.figure_value(step.backlog_slope_per_s),
             step.phase,
             step.because,
-            "held" if step.passed else "not held",
+            _HELD[step.passed],
         )
         for step in steps
     ]
-    lights: dict[str, Light] = {"held": "good", "not held": "bad"}
+    lights: dict[str, Light] = {"held": "good", "not held": "bad", "cannot tell": "doubt"}
     table = Table(label="Every load", head=head, rows=rows, words=(8, 9), lights=lights)
     return Section(id="load", title="How it holds under load", parts=[chart, table])
 
