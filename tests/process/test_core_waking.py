@@ -300,6 +300,26 @@ def test_a_signal_ends_the_wait_of_a_worker_that_it_tells_to_stop(path: str) -> 
 
 
 @pytest.mark.usefixtures("patience")
+def test_a_stop_is_noticed_right_after_the_pause_that_follows_a_vain_wake_up(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Queue(path, durability="process") as queue:
+        done: list[str] = []
+        arrivals, _ = queue.database.arrivals()
+
+        def woken(*_: object) -> bool:
+            done.append("woken")
+            return True
+
+        monkeypatch.setattr(type(arrivals), "wait", woken)
+        monkeypatch.setattr(type(queue.host.clock), "sleep", lambda *_: done.append("paused"))
+
+        assert not queue.wait(None, NEVER, until=lambda: "paused" in done)
+
+    assert done == ["woken", "paused"]
+
+
+@pytest.mark.usefixtures("patience")
 def test_who_is_woken_in_vain_lets_others_be_woken_for_longer_and_longer(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,9 +19,10 @@ from killproof import (
     PayloadInvalid,
     PayloadTooLarge,
     Queue,
+    StorageFull,
 )
 from killproof.core import model
-from killproof.core.jobs import BATCH_MAX
+from killproof.core.jobs import BATCH_MAX, ID_MAX
 
 Sql = Callable[..., list[tuple[Any, ...]]]
 
@@ -368,6 +369,15 @@ def test_many_jobs_have_their_own_ids_though_a_trigger_puts_jobs_in_between(queu
     found = [queue.get(each) for each in ids]
     assert [(job.kind, job.payload) for job in found if job] == [("kind", n) for n in range(70)]
     assert queue.counts()["available"] == 140
+
+
+def test_where_no_ids_are_left_a_batch_is_refused_as_one_job_is(queue: Queue, sql: Sql) -> None:
+    queue.enqueue("kind", 0)
+    for given in (ID_MAX, ID_MAX - 1):
+        sql("UPDATE sqlite_sequence SET seq = ? WHERE name = 'job'", given)
+        with pytest.raises(StorageFull):
+            queue.enqueue_many([("kind", 1), ("kind", 2)])
+    assert queue.counts()["available"] == 1
 
 
 def test_a_batch_with_one_wrong_job_puts_none_in(queue: Queue) -> None:

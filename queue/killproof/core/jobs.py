@@ -251,7 +251,7 @@ class Queue:
         (last,) = cast(tuple[int], tx.row(self.LAST_ID))
         try:
             tx.change(_insert(len(rows)), (last + 1, now_ms, *chain.from_iterable(rows)))
-        except sqlite3.IntegrityError:
+        except (sqlite3.IntegrityError, OverflowError):  # The second: no ids are left.
             # Which of them SQLite refuses, and why, is told row by row.
             usual = [new_job(now_ms, kind, None) | {"payload": text} for kind, text in rows]
             return [self._enqueue(tx, values) for values in usual]
@@ -1116,6 +1116,8 @@ class Queue:
                 # followed, a busy queue's idle workers would take the CPU from its busy ones.
                 woken, vain_pause = False, min(max(vain_pause * 2, VAIN_PAUSE_FIRST), IDLE_PAUSE)
                 clock.sleep(min(left, vain_pause * (0.75 + chance / 2)))
+                if until():
+                    return False
                 arrivals, count = self.database.arrivals()
                 continue
             pause = (HOLDERS_PAUSE if holders else IDLE_PAUSE) * (0.75 + chance / 2)
