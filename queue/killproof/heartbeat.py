@@ -106,6 +106,7 @@ class Tenure:
         """Take note that the handler of a job that has waited starts now."""
         self.timeout = timeout
         self.timeout_at_ns = None if timeout is None else now_ns + round(timeout * 1e9)
+        self.overdue_since_ns = None  # What it waited is no part of its grace.
 
     def renewed(self, started_ns: int, now_ns: int) -> None:
         """Take note of a renewal whose call began and ended at the times given."""

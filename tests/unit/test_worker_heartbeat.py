@@ -341,3 +341,12 @@ def test_signals_are_left_to_the_main_thread() -> None:
         assert seen.wait(60)
 
     assert masks[0] >= {signal.SIGALRM, signal.SIGTERM, signal.SIGINT}
+
+
+def test_what_a_job_waited_in_its_worker_is_no_part_of_its_handlers_grace() -> None:
+    clock = ManualClock()
+    tenure = Tenure(lease_of(clock, seconds=600), now_ns=clock.monotonic_ns(), timeout=1)
+    tenure.overdue_since_ns = clock.monotonic_ns()  # Its limit passed while it waited.
+
+    tenure.begin(now_ns=clock.monotonic_ns(), timeout=1)
+    assert tenure.overdue_since_ns is None
