@@ -19,16 +19,17 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Final
 
 from killproof import spilling
 from killproof.core.clock import Clock
-from killproof.core.errors import KillproofError, LeaseLost, StorageFailed
+from killproof.core.errors import KillproofError, StorageFailed
 from killproof.core.jobs import LEAVE_SECONDS, Queue
 from killproof.core.model import Lease
 from killproof.heartbeat import Pulse, Tenure
 from killproof.journal import Journal
-from killproof.outcomes import Outcome
+from killproof.outcomes import TRANSIENT, Outcome
 from killproof.roster import Roster
 from killproof.settling import Settlement, Settler
 
@@ -82,6 +83,8 @@ class Prefetch:
             overdue_grace=LEAVE_SECONDS,
         )
         self._guard = threading.Lock()
+        #: One writes at a time: who leaves must find what another's busy write has put back.
+        self._writing = threading.Lock()
         self._waiting: deque[Tenure] = deque()
         self._kept: list[Settlement] = []
         self._kept_since_ns = 0
@@ -91,8 +94,11 @@ class Prefetch:
         self._pulse.__enter__()
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self._pulse.__exit__(*error)
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self._pulse.__exit__(kind, *error)
+        if kind is not None:
+            with suppress(KillproofError):  # Else what is done here would be done once more.
+                self.give_back()
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -123,12 +129,13 @@ class Prefetch:
             found = self._queue.ack_and_claim_many(
                 leases, self._count, self._kinds, results=results
             )
-        except LeaseLost:
-            self._put_back(self._settler.write(kept))  # One by one; the next call claims.
-            return
-        except BaseException:
+        except BaseException as error:
             self._put_back(kept)
-            raise
+            if not kept or isinstance(error, TRANSIENT) or not isinstance(error, Exception):
+                raise
+            # One was refused, or its row is damaged: one by one; the next call claims.
+            self.write()
+            return
         with self._guard:
             for lease in found:
                 tenure = self._admit(lease)
@@ -138,14 +145,23 @@ class Prefetch:
             self._pulse.wake_by(self._clock.monotonic_ns() + round(KEEP_SECONDS * 1e9))
 
     def next(self) -> Tenure | None:
-        """Return the next job that may be started; what may not is given back."""
+        """Return the next job that may be started; what may not is given back.
+
+        Raises:
+            DatabaseBusy, StorageFailed: as for `Queue.is_current`; the job waits on.
+        """
         while True:
             with self._guard:
                 if not self._waiting:
                     return None
-                tenure = self._waiting.popleft()
+                tenure = self._waiting[0]
+            why = self._unfit(tenure)
+            with self._guard:
+                if not self._waiting or self._waiting[0] is not tenure:
+                    continue  # A stop has given it back meanwhile.
+                self._waiting.popleft()
             self._roster.drop(tenure)
-            if (why := self._unfit(tenure)) is None:
+            if why is None:
                 return tenure
             self._journal.job(logging.WARNING, tenure.lease, f"not started: {why}")
             self._release([tenure])
@@ -168,9 +184,16 @@ class Prefetch:
         Raises:
             StorageFailed: the disk failed.
         """
-        with self._guard:
-            kept, self._kept = self._kept, []
-        self._put_back(self._settler.write(kept))
+        with self._writing:
+            with self._guard:
+                kept, self._kept = self._kept, []
+            left = kept
+            try:
+                left = self._settler.write(kept)
+            finally:
+                if left:
+                    self._kept_since_ns = self._clock.monotonic_ns()  # A rest before the next try.
+                self._put_back(left)
 
     def give_back(self) -> None:
         """Write what is kept back and release what waits; any thread, and the end of a worker."""
@@ -204,10 +227,13 @@ class Prefetch:
             elif self._clock.monotonic_ns() - self._kept_since_ns >= KEEP_SECONDS * 1e9:
                 self.write()
             seconds = self._roster.beat()
+            if self._kept:
+                kept_seconds = (self._clock.monotonic_ns() - self._kept_since_ns) / 1e9
+                return min(seconds, max(0.0, KEEP_SECONDS - kept_seconds))
             # Who has neither has no stop to look for, and rests as the heartbeat does.
-            return min(seconds, KEEP_SECONDS) if self._kept or self._waiting else seconds
+            return min(seconds, KEEP_SECONDS) if self._waiting else seconds
         except StorageFailed as error:
             self._on_storage_failed(error)
-        except KillproofError as error:
-            self._journal.say(logging.WARNING, "what waits is looked at again: %s", error)
+        except Exception as error:  # A thread that dies of it would renew nothing any more.
+            self._journal.say(logging.WARNING, "what waits is looked at again: %r", error)
         return KEEP_SECONDS

@@ -471,7 +471,12 @@ class Worker:
                     self._busy_streak = 0
                 except TRANSIENT as error:
                     self._note_transient("claim", error)
-            if (tenure := ahead.next()) is not None:
+            try:
+                tenure = ahead.next()
+            except TRANSIENT as error:
+                self._note_transient("look at what waits", error)
+                continue
+            if tenure is not None:
                 handler = self._handlers[tenure.lease.job.kind]
                 tenure.begin(now_ns=self._clock.monotonic_ns(), timeout=handler.timeout)
                 self._work(tenure)

@@ -1,9 +1,11 @@
 """Workers that claim several jobs at once: each keeps its lease, and none starts without it."""
 
+import logging
 import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -11,9 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from killproof import Job, Queue
+from killproof import DatabaseBusy, Host, Job, Lease, LeaseLost, ManualClock, Queue
 from killproof.core import sync
-from killproof.prefetching import Prefetch
+from killproof.heartbeat import Tenure
+from killproof.journal import Journal
+from killproof.outcomes import Outcome
+from killproof.prefetching import KEEP_SECONDS, Prefetch
 from killproof.worker import Context, Handlers, Worker
 
 SECONDS_MAX = 20.0
@@ -163,6 +168,35 @@ def test_no_ack_waits_for_a_handler_that_takes_long(queue: Queue) -> None:
     assert seen
 
 
+def test_an_ack_is_written_in_time_though_the_thread_has_looked_just_before(place: Path) -> None:
+    clock = ManualClock()
+    with Queue(place / "m.db", durability="process", host=Host(clock=clock)) as queue:
+        queue.enqueue_many([("kind", number) for number in range(3)])
+        ahead = Prefetch(
+            queue,
+            ["kind"],
+            3,
+            clock=clock,
+            journal=Journal(logging.getLogger("killproof")),
+            admit=lambda lease: Tenure(lease, now_ns=clock.monotonic_ns()),
+            is_stopping=lambda: False,
+            on_storage_failed=lambda error: None,
+        )
+        ahead.claim()
+        tenure = ahead.next()
+        assert tenure is not None
+        ahead.keep(tenure, Outcome(word="ack"))
+        clock.advance(KEEP_SECONDS / 2)
+        rest = ahead._beat()
+        assert rest == pytest.approx(KEEP_SECONDS / 2)
+        assert ahead.has_unwritten()
+        clock.advance(rest)
+        ahead._beat()
+
+        assert not ahead.has_unwritten()
+        assert queue.counts()["succeeded"] == 1
+
+
 def test_the_lease_of_what_waits_is_renewed(queue: Queue) -> None:
     queue.enqueue("kind", 0, lease=600)
     queue.enqueue("kind", 1, lease=3)
@@ -223,6 +257,85 @@ def test_acks_kept_back_outlive_a_busy_file(queue: Queue, monkeypatch: pytest.Mo
 
     assert work(queue, lambda c: c.payload, last=3, prefetch=2) == [0, 1, 2]
     assert [read(queue, job_id).state for job_id in ids] == ["succeeded"] * 2
+
+
+def test_a_file_that_is_busy_when_the_next_is_looked_at_ends_no_worker(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = queue.enqueue_many([("kind", number) for number in range(3)])
+    real = Queue.is_current
+    looks: list[Lease] = []
+
+    def is_current(self: Queue, lease: Lease) -> bool:
+        looks.append(lease)
+        if len(looks) == 2:
+            raise DatabaseBusy("locked")
+        return real(self, lease)
+
+    monkeypatch.setattr(Queue, "is_current", is_current)
+
+    assert work(queue, lambda _: None, last=3) == [0, 1, 2]
+    assert [read(queue, job_id).state for job_id in ids] == ["succeeded"] * 3
+
+
+@pytest.mark.usefixtures("patience")
+def test_an_ack_that_sqlite_refuses_takes_no_other_with_it(queue: Queue) -> None:
+    ids = queue.enqueue_many([("kind", number) for number in range(4)])
+    with queue.transaction() as tx:
+        tx.execute(
+            "CREATE TRIGGER odd BEFORE UPDATE ON job WHEN NEW.state = 'succeeded'"
+            " AND NEW.payload = '1' BEGIN SELECT RAISE(ABORT, 'odd'); END"
+        )
+
+    assert work(queue, lambda _: None, last=4) == [0, 1, 2, 3]
+    ids.pop()
+    assert [read(queue, job_id).state for job_id in ids] == ["succeeded", "leased", "succeeded"]
+
+
+@pytest.mark.usefixtures("patience")
+def test_a_worker_that_ends_by_an_error_writes_the_acks_it_has_kept_back(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = queue.enqueue_many([("kind", number) for number in range(3)])
+
+    def odd(_: Prefetch) -> Tenure | None:
+        raise RuntimeError("odd")
+
+    def handle(_: Context) -> None:
+        monkeypatch.setattr(Prefetch, "next", odd)
+
+    with pytest.raises(RuntimeError, match="odd"):
+        work(queue, handle, last=3)
+    assert [read(queue, job_id).state for job_id in ids] == ["succeeded", *["available"] * 2]
+
+
+def test_a_worker_that_leaves_waits_for_the_acks_that_its_thread_is_writing(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("killproof.heartbeat.LEAVE_SECONDS", 0.01)
+    ids = queue.enqueue_many([("kind", number) for number in range(2)])
+    writing: list[str] = []
+
+    def note(point: str) -> None:
+        if point == "ack.begin":
+            writing.append(threading.current_thread().name)
+
+    monkeypatch.setattr(sync, "hook", note)
+    with closing(
+        sqlite3.connect(queue.path, isolation_level=None, check_same_thread=False)
+    ) as connection:
+        end = threading.Timer(0.2, connection.execute, ("ROLLBACK",))
+
+        def handle(context: Context) -> None:
+            if context.payload == 1:
+                connection.execute("BEGIN IMMEDIATE")
+                wait_until(lambda: "killproof-heartbeat" in writing)
+                end.start()
+                raise LeaseLost(context.lease.job.id, context.lease.fence, "handler")
+
+        assert work(queue, handle, last=2, prefetch=2) == [0, 1]
+        assert read(queue, ids[0]).state == "succeeded"
+        end.join()
 
 
 #: Works with jobs waiting; the poisonous one ends it as the out-of-memory killer does.
