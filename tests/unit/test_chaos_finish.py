@@ -10,6 +10,7 @@ import pytest
 
 from killproof_chaos import targets
 from killproof_chaos.engines.finish import _write_recovery
+from killproof_chaos.engines.proc import in_words
 from killproof_evidence.records import read_records
 from killproof_evidence.store import Store
 
@@ -156,3 +157,9 @@ def test_a_backup_without_one_of_its_large_payloads_is_not_whole(tmp_path: Path)
             file.unlink()
 
     assert [found.partition(":")[0] for found in problems(copy)] == ["payload of job 1"]
+
+
+def test_two_words_of_a_table_that_are_one_of_the_contract_are_counted_together() -> None:
+    words = in_words({"failed": 3, "timeout": 2, "9": 1}, {"failed": "dead", "timeout": "dead"})
+
+    assert words == {"dead": 5, "9": 1}
