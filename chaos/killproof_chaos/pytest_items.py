@@ -122,7 +122,9 @@ class Plugin:
                     acting=self,
                     target=target,
                 )
-                items.extend(node.collect())
+                report = node.ihook.pytest_make_collect_report(collector=node)
+                node.ihook.pytest_collectreport(report=report)  # Whoever counts, counts them.
+                items.extend(report.result)
 
     def pytest_report_header(self) -> str:
         """Say what is going to take time."""
