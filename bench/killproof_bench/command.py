@@ -6,7 +6,9 @@ backlog that ran dry; 3 a process failed; 64 wrong usage.  A goal that is missed
 changes no exit code: these commands measure, and a gate decides.
 """
 
+import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -77,20 +79,57 @@ def surroundings(folder: Path) -> dict[str, str]:
 
 @contextmanager
 def scratch(directory: Path) -> Iterator[Path]:
-    """Give a folder of its own on the disk to be measured, and remove it whatever happens."""
+    """Give a folder of its own on the disk to be measured, and remove it whatever happens.
+
+    SIGTERM, which is what a pipeline sends when its time is over, ends the run as Ctrl-C does.
+    """
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     folder = Path(tempfile.mkdtemp(prefix=".killproof-bench-", dir=directory)).resolve()
     try:
         yield folder
     finally:
+        # A second Ctrl-C must not leave half of it behind.
+        pressed = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, before)
         shutil.rmtree(folder, ignore_errors=True)
+        signal.signal(signal.SIGINT, pressed)
 
 
 def check_places(directory: Path, report: Path | None) -> None:
-    """Refuse before anything is measured, and before numpy is imported."""
+    """Refuse before anything is measured, and before numpy is imported.
+
+    Raises:
+        ValueError: Nothing can be written there; it names the option.
+    """
     if not directory.is_dir():
         raise ValueError(f"--dir {str(directory)!r} is no folder: make it first")
-    if report is not None and not report.parent.is_dir():
-        raise ValueError(f"--report {str(report)!r}: make the folder first")
+    if not _takes_files(directory):
+        raise ValueError(f"--dir {str(directory)!r} takes no files: give a folder of yours")
+    if report is None:
+        return
+    name = f"--report {str(report)!r}"
+    if not report.parent.is_dir():
+        raise ValueError(f"{name}: make the folder first")
+    if report.is_dir():
+        raise ValueError(f"{name} is a folder: give a file")
+    if report.suffix in (".json", ".html"):
+        raise ValueError(f"{name}: name it FILE.md, what ends in {report.suffix} comes beside it")
+    for file in (report, report.with_suffix(".json"), report.with_suffix(".html")):
+        if file.is_dir():
+            raise ValueError(f"{name}: {file.name} beside it is a folder")
+        if file.exists() and not os.access(file, os.W_OK):
+            raise ValueError(f"{name}: {file.name} cannot be written")
+    if not _takes_files(report.parent):
+        raise ValueError(f"{name}: its folder takes no files")
+
+
+def _takes_files(folder: Path) -> bool:
+    """Tell whether a file can be made there; of a read-only mount the permissions do not tell."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
 
 
 def failed(error: Exception) -> typer.Exit:

@@ -1,6 +1,7 @@
 """Run producers together on one file, and collect what each was told."""
 
 import json
+import os
 import select
 import subprocess
 import sys
@@ -40,7 +41,7 @@ def produce(spec: producer.Spec, producers: int, *, seconds: float, hash_seed: i
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={"PYTHONHASHSEED": str(hash_seed)},
+            env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
             start_new_session=True,
         )
         for _ in range(producers)

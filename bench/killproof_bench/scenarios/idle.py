@@ -28,7 +28,7 @@ import numpy as np
 from killproof import Queue
 from killproof_bench.machine import raw_syncs_per_second
 from killproof_bench.measure import quantile_figure
-from killproof_bench.operations import idle_enqueuer, idle_handlers, idle_watch
+from killproof_bench.operations import idle_enqueuer, idle_watch
 from killproof_bench.operations.result import Idle
 from killproof_bench.operations.turns import ChildError, run_child
 from killproof_bench.result import ClaimCard, Correctness, Figure
@@ -37,6 +37,8 @@ from killproof_bench.seeding import PAYLOAD_BYTES
 
 #: Sixteen interpreters on one slow core start well within this; so does the end of the last job.
 READY_SECONDS = 60.0
+#: Not imported here: who imports it dies with its parent.
+HANDLERS = "killproof_bench.operations.idle_handlers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,19 +214,20 @@ def _card(
 @contextmanager
 def _workers(files: list[Path], each: int) -> Iterator[list[int]]:
     """Run `killproof work` with its defaults on every file; end them in order."""
-    command = [sys.executable, "-m", "killproof", "work", idle_handlers.__name__, "--db"]
-    processes = [
-        subprocess.Popen(
-            [*command, str(file)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        for file in files
-        for _ in range(each)
-    ]
+    command = [sys.executable, "-m", "killproof", "work", HANDLERS, "--db"]
+    processes: list[subprocess.Popen[str]] = []
     try:
+        for file in [file for file in files for _ in range(each)]:
+            # One by one: Ctrl-C between two of them leaves none behind.
+            processes.append(
+                subprocess.Popen(
+                    [*command, str(file)],
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    start_new_session=True,
+                )
+            )
         for process in processes:
             _wait_for_log(process)
         yield [process.pid for process in processes]
