@@ -334,6 +334,9 @@ class Engine:
         patience = self._patience()
         deadline = time.monotonic() + patience
         latest = deadline + patience * (STRETCH - 1)
+        # What a dead worker had in hand makes no noise until its lease has run out.
+        lease_ms: int = self._target.contract.parameters.get("lease_ms") or 0
+        silence = DRAIN_SECONDS_MIN / 4 + lease_ms / 1_000
         size, since = -1, time.monotonic()
         while time.monotonic() < deadline:
             self._drain_turn()
@@ -341,7 +344,7 @@ class Engine:
             if now != size:  # It gets on with it, or goes round in circles: nobody can tell.
                 size, since = now, time.monotonic()
                 deadline = min(latest, max(deadline, since + PROGRESS_SECONDS))
-            if time.monotonic() - since > DRAIN_SECONDS_MIN / 4:
+            if time.monotonic() - since > silence:
                 return True, ""
         return False, "handlers were still being called"
 
