@@ -122,7 +122,7 @@ def test_a_page_draws_every_picture_and_asks_nobody_for_anything(
 def test_a_page_breaks_no_rule_of_accessibility_in_light_nor_in_dark(
     browser: Browser, written: dict[str, Path]
 ) -> None:
-    page, _ = shown(browser, written["contention"], color_scheme="light")
+    page, _ = shown(browser, written["peers"], color_scheme="light")
     is_drawn(page)
     # Inside a picture there is nothing to be read: it is one, with a name and its words beside it.
     within = {"exclude": [[".plot > *"]]}
@@ -153,6 +153,17 @@ def test_the_same_result_gives_the_same_page(written: dict[str, Path]) -> None:
     kind = next(kind for kind in kinds.KINDS if kind.name == "gate")
 
     assert pages.render(result_of(kind)) == written["gate"].read_text("utf-8")
+
+
+def test_a_page_that_would_be_too_large_has_less_in_it(
+    written: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = next(kind for kind in kinds.KINDS if kind.name == "gate")
+    monkeypatch.setattr(pages, "BYTES_MAX", written["gate"].stat().st_size)
+    pages.write(result_of(kind), tmp_path / "gate.html")
+
+    assert (tmp_path / "gate.html").stat().st_size < pages.BYTES_MAX
+    assert "Left out: the picture" in (tmp_path / "gate.html").read_text("utf-8")
 
 
 def test_a_recorded_result_gives_the_page_that_its_command_wrote(

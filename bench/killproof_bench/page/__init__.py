@@ -36,21 +36,20 @@ def write(result: object, path: Path) -> None:
 
     Args:
         result: a result that a command of the bench makes or reads back.
-        path: the HTML file itself, such as `reports/capacity.html`; it is replaced.
+        path: the HTML file itself, such as `capacity.html`; it is replaced.
 
     Raises:
         TypeError: there is no page for such a result; definite.
         OSError: the file cannot be written; definite, what was there is still there.
     """
     text = render(result)
-    assert len(text.encode("utf-8")) < BYTES_MAX, f"{path.name} would be too large to send"
     part = path.with_name(f".{path.name}.part")
     part.write_text(text, encoding="utf-8")
     part.replace(path)
 
 
 def render(result: object) -> str:
-    """Return the page of a result.
+    """Return the page of a result, which leaves out what would make it larger than `BYTES_MAX`.
 
     Raises:
         TypeError: there is no page for such a result.
@@ -59,6 +58,6 @@ def render(result: object) -> str:
     if kind is None:
         raise TypeError(f"there is no page for a {type(result).__name__}")
     # Not at the top: the chart library takes a second to import, and each command would pay it.
-    from killproof_bench.page import document
+    from killproof_bench.page import document, weight
 
-    return document.render(kind.page(result))
+    return weight.fitted(kind.page(result), document.render, BYTES_MAX)

@@ -87,10 +87,12 @@ def pictures(charts: Sequence[Chart]) -> str:
     """
     shared: dict[str, Range1d] = {}
     document, roots = Document(), {}
-    for chart in charts:
-        plot = _drawn(chart, shared)
-        document.add_root(plot)
-        roots[f"plot-{chart.id}"] = plot.id
+    # All at once: with each picture the library would look through all those before it again.
+    with document.models.freeze():
+        for chart in charts:
+            plot = _drawn(chart, shared)
+            document.add_root(plot)
+            roots[f"plot-{chart.id}"] = plot.id
     whole = document.to_json().content if roots else None
     numbered = _renumbered({"document": whole, "roots": roots}, {})
     text = json.dumps(numbered, separators=(",", ":"), allow_nan=False)
@@ -234,13 +236,13 @@ def _label_axis(drawn: Plot, axis: Axis, ends: Range1d) -> None:
 def _series(plot: Plot, series: Series) -> None:
     """Draw the intervals first, then the line, then the points that the pointer finds."""
     kept = [place for place, y in enumerate(series.y) if y is not None]
-    source = ColumnDataSource(
-        {
-            "x": [_short(series.x[place]) for place in kept],
-            "y": [_short(series.y[place] or 0.0) for place in kept],
-            "tip": [series.tips[place] for place in kept],
-        }
-    )
+    columns: dict[str, list[Any]] = {
+        "x": [_short(series.x[place]) for place in kept],
+        "y": [_short(series.y[place] or 0.0) for place in kept],
+    }
+    if any(series.tips):
+        columns["tip"] = [series.tips[place] for place in kept]
+    source = ColumnDataSource(columns)
     ink = SHADES[series.ink]
     tags = [f"ink-{series.ink}"]
     _intervals(plot, series, tags)
@@ -264,7 +266,8 @@ def _series(plot: Plot, series: Series) -> None:
         alpha=0.0 if series.marker == "none" else 1.0,
     )
     points.glyph.tags = tags
-    plot.add_tools(HoverTool(tooltips=[("", "@tip")], renderers=[points]))
+    if any(series.tips):
+        plot.add_tools(HoverTool(tooltips=[("", "@tip")], renderers=[points]))
 
 
 def _intervals(plot: Plot, series: Series, tags: list[str]) -> None:

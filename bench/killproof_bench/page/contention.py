@@ -216,48 +216,28 @@ def _strips(
     logs: dict[str, _Line],
     raw: _Line,
 ) -> list[Chart]:
-    x = Axis(name="seconds of measured time")
-
-    def strip(
-        name: str, title: str, y: Axis, series: Sequence[Series], caption: str, height: int = 200
-    ) -> Chart:
-        shown = [one for one in series if any(value is not None for value in one.y)]
-        picture = Curves(x=x, y=y, series=shown, height=height, shared="run")
-        return Chart(id=f"strip-{name}", title=title, picture=picture, caption=caption)
-
     charts = [
-        strip(
+        _strip(
             "rate",
             "Jobs per second, each second",
             Axis(name="jobs/s"),
             [rates[arm].series(arm, joined=True) for arm in ARMS],
             "One point for each second; a line joins those of one round. The figures of every "
             "round stand in the table of rounds.",
-            240,
+            height=240,
         ),
-        strip(
+        _strip(
             "longest",
             "p99 of each second, and its longest call",
             Axis(name="time of a call", log=True, times=True),
-            [
-                *(replace(tails[arm].series(arm, joined=True), label=f"{arm} p99") for arm in ARMS),
-                *(
-                    replace(
-                        longest[arm].series(arm, joined=False),
-                        label=f"{arm} longest",
-                        marker="dash",
-                        size=8,
-                    )
-                    for arm in ARMS
-                ),
-            ],
+            [*(_p99(tails, arm) for arm in ARMS), *(_longest(longest, arm) for arm in ARMS)],
             "Log scale. Lines: p99, where a second has a thousand calls; dashes: the longest.",
-            260,
+            height=260,
         ),
     ]
     if any(value is not None for arm in ARMS for value in logs[arm].y):
         charts.append(
-            strip(
+            _strip(
                 "wal",
                 "Size of the write-ahead log",
                 Axis(name="MiB"),
@@ -270,7 +250,7 @@ def _strips(
         name="raw disk", ink="grey", x=raw.x, y=raw.y, tips=raw.tips, size=5, label="raw disk"
     )
     charts.append(
-        strip(
+        _strip(
             "raw",
             "What the disk could do by itself",
             Axis(name="syncs/s"),
@@ -280,6 +260,25 @@ def _strips(
         )
     )
     return charts
+
+
+def _strip(
+    name: str, title: str, y: Axis, series: Sequence[Series], caption: str, *, height: int = 200
+) -> Chart:
+    """Return a picture of the whole run; all of them share their x axis."""
+    shown = [one for one in series if any(value is not None for value in one.y)]
+    x = Axis(name="seconds of measured time")
+    picture = Curves(x=x, y=y, series=shown, height=height, shared="run")
+    return Chart(id=f"strip-{name}", title=title, picture=picture, caption=caption)
+
+
+def _p99(tails: dict[str, _Line], arm: str) -> Series:
+    return replace(tails[arm].series(arm, joined=True), label=f"{arm} p99")
+
+
+def _longest(longest: dict[str, _Line], arm: str) -> Series:
+    dashes = longest[arm].series(arm, joined=False)
+    return replace(dashes, label=f"{arm} longest", marker="dash", size=8)
 
 
 def _rows(rows: RowsResult) -> Section:
