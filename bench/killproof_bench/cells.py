@@ -53,7 +53,8 @@ class Recorded:
     samples: list[Sample] = field(default_factory=list)
     #: By kind and basis, in the order in which they are to be shown; one series for each round.
     series: dict[tuple[str, str], list[Series]] = field(default_factory=dict)
-    parts: list[Parts] = field(default_factory=list)
+    parts: list[Parts] = field(default_factory=list)  #: Of the timed round, which has no figures.
+    timed: list[Correctness] = field(default_factory=list)  #: Its verdict counts like any other.
     ended: list[Ended] = field(default_factory=list)  #: Of the workers.
     jobs: int = 0  #: Acked, warm-up included.
     empty_polls: int = 0
@@ -80,7 +81,7 @@ def cell_of(
         seed=seed,
     )
     shares = [measure.fewest_over_most(part.counts) for part in samples]
-    correctness = ledger.merged([each.correctness for each in rounds])
+    correctness = ledger.merged([*(each.correctness for each in rounds), *recorded.timed])
     return Cell(
         workers=workers,
         arm=arm,

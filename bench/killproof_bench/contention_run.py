@@ -114,14 +114,18 @@ def measure(request: Request, folder: Path) -> BenchResult:
 
 def _claims(request: Request, folder: Path, environment: dict[str, str], done: _Measured) -> None:
     """Run all rounds of all plans under one bar that says how long it will take."""
-    total = sum(round_seconds(plan, step) for plan in request.plans for step in claim.order(plan))
+    total = sum(
+        round_seconds(plan, step)
+        for plan in request.plans
+        for step in claim.order(plan, timed_pair=True)
+    )
     if not total:
         return
     spent, first = 0.0, 0
     with progress() as bar:
         task = bar.add_task("", total=total)
         for plan in request.plans:
-            steps = list(claim.order(plan))
+            steps = list(claim.order(plan, timed_pair=True))
             begins = [
                 spent + sum(round_seconds(plan, step) for step in steps[:place])
                 for place in range(len(steps))

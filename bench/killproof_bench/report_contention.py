@@ -218,8 +218,9 @@ def _timing_sentence(result: BenchResult) -> str:
     if result.timing_us is None:
         return ""
     return (
-        f"To time the points of a call from inside costs it {result.timing_us:.2f} us here; both "
-        "arms pay it, in every round."
+        "Where a call's time goes comes from one pair of rounds more for each cell, which gives no "
+        f"other figure: to time its points costs a call {result.timing_us:.2f} us, and more when "
+        "its process has just got the processor."
     )
 
 

@@ -140,7 +140,7 @@ def round_of(place: Path, plan: claim.Plan) -> tuple[Outcome, int]:
         payload_bytes=plan.payload_bytes,
     )
     template.rename(place / "run" / "queue.db")
-    step = claim.Step(position=0, workers=2, arm="killproof", hash_seed=1)
+    step = claim.Step(position=0, workers=2, arm="killproof", hash_seed=1, timed=True)
     with Crew(claim.processes(place / "run", plan, step), hash_seed=1) as crew:
         crew.wait_until_ready()
         start_ns = crew.go(plan.seconds)

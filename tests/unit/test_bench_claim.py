@@ -38,6 +38,17 @@ def test_the_same_seed_gives_the_same_order_and_each_pair_shares_its_hash_seed()
     assert len({step.hash_seed for step in steps}) == 6
 
 
+def test_calls_are_timed_from_inside_in_a_pair_of_their_own_and_in_no_other(
+    tmp_path: Path,
+) -> None:
+    plan = Plan(workers=(2, 4), rounds=2)
+    steps = list(order(plan, timed_pair=True))
+
+    assert [step.timed for step in steps] == ([False] * 4 + [True] * 2) * 2
+    for step in steps:
+        assert {spec.timed for spec in processes(tmp_path, plan, step)} == {step.timed}
+
+
 def calls(*rows: tuple[float, float]) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
     made = np.zeros((len(rows), COLUMNS), dtype=np.int64)
     for row, (begin, end) in zip(made, rows, strict=True):

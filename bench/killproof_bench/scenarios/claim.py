@@ -112,20 +112,35 @@ class Step:
     workers: int
     arm: str
     hash_seed: int  #: Shared inside a pair, different between pairs.
+    timed: bool = False  #: Of the last pair: it tells where the time goes, and gives no rate.
 
 
-def order(plan: Plan, arms: tuple[str, str] = ARMS) -> Iterator[Step]:
-    """Yield every round in the order in which it is to run; the same seed, the same order."""
+def order(plan: Plan, arms: tuple[str, str] = ARMS, *, timed_pair: bool = False) -> Iterator[Step]:
+    """Yield every round in the order in which it is to run; the same seed, the same order.
+
+    Args:
+        plan: how many rounds, of how many workers.
+        arms: that take turns.
+        timed_pair: one pair more for each number of workers, whose calls are timed from inside.
+            That costs the processor, of which killproof needs more than the reference, and so it
+            may not touch the rounds that are compared.
+    """
     coin = random.Random(plan.seed)
     position = 0
     for workers in plan.workers:
         pair = arms
-        for number in range(plan.rounds):
+        for number in range(plan.rounds + timed_pair):
             turn = number % 2 == 1 or coin.random() < 0.5
             pair = pair[::-1] if turn else pair
             hash_seed = coin.randrange(1, 2**32)
             for arm in pair:
-                yield Step(position=position, workers=workers, arm=arm, hash_seed=hash_seed)
+                yield Step(
+                    position=position,
+                    workers=workers,
+                    arm=arm,
+                    hash_seed=hash_seed,
+                    timed=number == plan.rounds,
+                )
                 position += 1
 
 
@@ -166,7 +181,7 @@ class Bench:
             payload_bytes=plan.payload_bytes,
         )
         self.raw_rates.append(raw_syncs_per_second(self._folder))
-        for step in order(plan):
+        for step in order(plan, timed_pair=True):
             begin = time.monotonic()
 
             def told(step: Step = step, begin: float = begin) -> None:
@@ -204,12 +219,15 @@ class Bench:
     def _record(self, step: Step, outcome: Outcome, from_ns: int, correctness: Correctness) -> None:
         plan, recorded = self.plan, self._recorded[step.workers, step.arm]
         workers, producers = outcome.calls[: step.workers], outcome.calls[step.workers :]
-        cut = sampling.sample(workers, from_ns, plan.seconds)
         measured = sampling.window(from_ns, plan.seconds)
+        if step.timed:
+            if split := parts(workers, producers, from_ns, measured.until_ns):
+                recorded.parts.append(split)
+            recorded.timed.append(correctness)
+            return
+        cut = sampling.sample(workers, from_ns, plan.seconds)
         for name, series in series_of(plan.setup, workers, producers, outcome, measured).items():
             recorded.series.setdefault(name, []).append(series)
-        if split := parts(workers, producers, from_ns, measured.until_ns):
-            recorded.parts.append(split)
         if plan.loop == "open":
             recorded.kept.append(_kept(plan, workers, producers, outcome, measured))
         recorded.facts = outcome.facts
@@ -257,7 +275,7 @@ def processes(folder: Path, plan: Plan, step: Step) -> list[Spec]:
             call=plan.call,
             fed=fed,
             seed=step.hash_seed + index,
-            timed=True,
+            timed=step.timed,
         )
         for index, spec in enumerate(
             specs(
