@@ -18,6 +18,7 @@ AUDIT: Final = "an audit mapping (level 1)"
 HISTORY: Final = "a worker that records its claims and outcomes (level 3)"
 DATABASE: Final = "`database`, the name of the file in the queue's folder"
 CANCEL: Final = "a client that can cancel"
+REPLAY: Final = "a client that can replay"
 
 #: Promises that have words in place of true.
 LEVELS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -110,6 +111,7 @@ PROMISES: Final = (
     Promise(
         number="P13",
         means="a dead job keeps its payload, its error and its count; a replay moves it once",
+        evidence=(REPLAY,),
     ),
     Promise(
         number="P14",
@@ -172,6 +174,13 @@ PARAMETERS: Final = (
         absent="all four are asked for",
         example=[],
         promises=("P10", "P11", "P12"),
+    ),
+    Parameter(
+        name="workers_max",
+        means="worker processes at a time that the queue is made for; a run starts no more",
+        absent="any number",
+        example=1,
+        promises=("P4", "P6"),
     ),
     Parameter(
         name="lease_ms",

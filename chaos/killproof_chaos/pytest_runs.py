@@ -24,6 +24,10 @@ KILLS_PER_SECOND: Final = 2.5
 PAUSES_PER_SECOND: Final = 0.5
 #: Points for each second, as two cores make them with a queue in Python.
 CUTS_PER_SECOND: Final = 10
+JOBS_PER_SECOND: Final = 8
+#: Of a recorded run (`chaos disk --jobs`): the fewest that it takes, and its default.
+JOBS_MIN: Final = 20
+JOBS: Final = 80
 POINTS_EACH_SECOND: Final = 0.3
 #: How long an engine that was told to end gets for what it has made.
 END_SECONDS: Final = 30.0
@@ -51,6 +55,7 @@ def command(target: str, engine: str, seconds: float, seed: int | None, store: P
         words += ["--points", str(max(1, round(POINTS_EACH_SECOND * seconds)))]
     elif engine == "disk":
         words += ["--points", str(max(5, round(CUTS_PER_SECOND * seconds)))]
+        words += ["--jobs", str(max(JOBS_MIN, min(JOBS, round(JOBS_PER_SECOND * seconds))))]
     else:
         words += ["--budget", f"{seconds:g}s"]
     words += [] if seed is None else ["--seed", str(seed)]

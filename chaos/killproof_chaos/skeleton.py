@@ -16,7 +16,7 @@ NAME_CHARS_MAX: Final = 40
 #: What the tiny queue of the skeletons promises, and keeps.
 PROMISES: Final[Mapping[str, bool | str]] = {
     "P1": "power",
-    **{f"P{number}": True for number in (2, 3, 4, 6, 7, 8, 13, 14, 16, 17)},
+    **{f"P{number}": True for number in (2, 3, 4, 6, 7, 8, 14, 16, 17)},
 }
 PARAMETERS: Final[Mapping[str, Any]] = {
     "options": [],

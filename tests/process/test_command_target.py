@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 from killproof_evidence import command
 from killproof_evidence.command import CommandClient, CommandFailed, CommandTarget
+from killproof_evidence.contract import TERMINAL
 from killproof_evidence.target import (
     Definite,
     Indefinite,
@@ -71,6 +73,37 @@ def test_a_queue_in_shell_is_a_target_by_its_file_alone(
         worker.send_signal(signal.SIGTERM)
         worker.wait(DEADLINE_SECONDS)
     assert next(iter(target.snapshot(place))).attempts == 2
+
+
+@pytest.mark.skipif(
+    not (shutil.which("node") and shutil.which("sqlite3")), reason="it needs node and sqlite3"
+)
+def test_a_queue_for_node_keeps_its_keys_and_ends_on_sigterm(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KILLPROOF_EFFECTS", str(place))
+    scripts = Path(sys.executable).parent
+    monkeypatch.setenv("PATH", f"{scripts}{os.pathsep}{os.environ['PATH']}")
+    target = load_target(str(EXAMPLES / "node_queue" / "target.toml"), {})
+
+    target.prepare(place)
+    with closing(target.client(place)) as client:
+        quoted = {"id": "it's", "body": 'a "b" ü 🙂\n'}
+        first = client.enqueue("report", quoted, key="k'1")
+        assert client.enqueue("report", {"id": "other"}, key="k'1") == first
+        later = client.enqueue("report", {"id": "later"}, delay=600)
+        assert client.cancel(later)
+        assert not client.replay(later)
+
+    worker = subprocess.Popen(target.worker_argv(place))
+    try:
+        wait_until(lambda: {row.state for row in target.snapshot(place)} <= {*TERMINAL})
+    finally:
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(DEADLINE_SECONDS) == 0
+    rows = {row.id: row for row in target.snapshot(place)}
+    assert (rows[first].state, rows[first].payload) == ("succeeded", quoted)
+    assert (rows[later].state, len(rows)) == ("cancelled", 2)
 
 
 def test_an_answer_says_done_not_done_or_unknown() -> None:

@@ -173,7 +173,7 @@ def test_an_outcome_survives_being_written_and_read(tmp_path: Path) -> None:
     [
         ("proc", "chaos run --target q --seconds 8 --kills 20 --pauses 4 --seed 7"),
         ("crash", "chaos crash --target q --points 2 --seed 7"),
-        ("disk", "chaos disk --target q --points 80 --seed 7"),
+        ("disk", "chaos disk --target q --points 80 --jobs 64 --seed 7"),
         ("sim", "chaos sim --target q --budget 8s --seed 7"),
     ],
 )

@@ -121,6 +121,8 @@ STOP = {"seconds": 0.1, "code": 0}
         ({"enqueue": {"key": {"raised": "E: no"}}}, "options have key, and enqueue does not"),
         ({"enqueue": {"j0": {"id": 1}, "j1": {"id": 1}}}, "2 jobs got 1 different ids"),
         ({"cancel": {"id": 1, "cancelled": False}}, "cancel said false of a job that waits"),
+        ({"replay": {"replay_raised": "Definite: no"}}, "the client's replay raised Definite: no"),
+        ({"replay": {"replayed": True}}, "replay said true of a job that was not dead"),
         ({"work": WORK | {"ended_early": 3}}, "the worker ended with 3, before SIGTERM"),
         ({"work": WORK, "enqueue": {"j0": {"id": 1}}}, "left a line in $KILLPROOF_EFFECTS"),
         ({"work": WORK, "stop": STOP | {"code": None}}, "did not end within 0 s of SIGTERM"),

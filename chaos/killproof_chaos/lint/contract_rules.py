@@ -16,6 +16,7 @@ from killproof_chaos.contract_guide import (
     LEVELS,
     PARAMETERS,
     PROMISES,
+    REPLAY,
     Promise,
 )
 from killproof_chaos.lint.remarks import Remark, note, problem
@@ -81,7 +82,8 @@ def _judgeable(promise: Promise, target: Target) -> Iterator[Remark]:
         AUDIT: target.audit is not None,
         HISTORY: keeps_history(target),
         DATABASE: hasattr(target, "database"),
-        CANCEL: True,  # The trial asks the client itself.
+        CANCEL: True,  # The trial asks the client itself, for both.
+        REPLAY: True,
     }
     for needed in promise.evidence:
         if not has[needed]:

@@ -152,11 +152,15 @@ def _produce(steps: _Steps, target: Target, place: Path) -> set[str]:
             if option in options:
                 facts[option] = _enqueue(client, option, {option: value})
         expected |= {name for name, told in facts.items() if "id" in told}
+        told_id = next((told["id"] for told in facts.values() if "id" in told), None)
     if target.contract.promised("P15"):
         with steps.step("cancel") as facts:
             facts.update(_cancel(client, "delay" in options))
             if not facts.get("cancelled"):
                 expected |= {"cancelled"} if "id" in facts else set()
+    if target.contract.promised("P13") and expected:
+        with steps.step("replay") as facts:
+            facts.update(_replay(client, told_id))
     with steps.step("close"):
         client.close()
     return expected
@@ -181,6 +185,14 @@ def _cancel(client: Client, has_delay: bool) -> dict[str, Any]:
         except Exception as error:
             told["cancel_raised"] = f"{type(error).__name__}: {error}"
     return told
+
+
+def _replay(client: Client, id_: Any) -> dict[str, Any]:
+    """Ask for a job that is not dead: the answer is false, and no refusal."""
+    try:
+        return {"replayed": bool(client.replay(id_))}
+    except Exception as error:
+        return {"replay_raised": f"{type(error).__name__}: {error}"}
 
 
 def _work(

@@ -20,6 +20,7 @@ MEANT: Final = {
     "client": "client must open the queue and return",
     "enqueue": "enqueue must return the job's id",
     "cancel": "cancel must return true or false",
+    "replay": "replay must return true or false",
     "close": "the client's close must return",
     "audit": "`audit` must name the queue's own table and columns",
     "start": "worker_argv must return a command line that can be started",
@@ -34,6 +35,7 @@ def remarks(trial: Trial, target: Target, store: Store) -> Iterator[Remark]:
     """Yield what the trial has shown, in the order of its steps."""
     yield from _enqueues(trial.facts.get("enqueue", {}), target)
     yield from _cancel(trial.facts.get("cancel"))
+    yield from _replay(trial.facts.get("replay", {}))
     yield from _worker(trial, target, store)
     if "snapshot" in trial.facts:
         yield from _snapshot(trial, target)
@@ -79,6 +81,14 @@ def _cancel(facts: Mapping[str, Any] | None) -> Iterator[Remark]:
         yield problem("enqueue", f"P15 is promised, and the client's cancel raised {words}")
     elif facts.get("cancelled") is False:
         yield problem("enqueue", "P15 is promised, and cancel said false of a job that waits")
+
+
+def _replay(facts: Mapping[str, Any]) -> Iterator[Remark]:
+    if "replay_raised" in facts:
+        words = one_line(facts["replay_raised"])
+        yield problem("enqueue", f"P13 is promised, and the client's replay raised {words}")
+    elif facts.get("replayed"):
+        yield problem("enqueue", "replay said true of a job that was not dead")
 
 
 def _worker(trial: Trial, target: Target, store: Store) -> Iterator[Remark]:

@@ -71,14 +71,19 @@ class MyQueue(Adapter):
 
     def rows(self, db: sqlite3.Connection) -> Iterable[JobRow]:
         """Read every job, in the contract's words, when all processes have ended."""
-        columns = "id, kind, payload, state, attempts, fence, error"
         for id_, kind, payload, state, attempts, fence, error in db.execute(
-            f"SELECT {columns} FROM job ORDER BY id"  # noqa: S608 - the names above
+            "SELECT id, kind, payload, state, attempts, fence, error FROM job ORDER BY id"
         ):
             yield JobRow(
-                id=id_, kind=kind, payload=json.loads(payload), state=state, attempts=attempts,
-                fence=fence, error=error, max_attempts=MAX_ATTEMPTS,
-            )  # fmt: skip
+                id=id_,
+                kind=kind,
+                payload=json.loads(payload),
+                state=state,
+                attempts=attempts,
+                fence=fence,
+                error=error,
+                max_attempts=MAX_ATTEMPTS,
+            )
 
 
 class Job(NamedTuple):
