@@ -22,9 +22,11 @@ from killproof_chaos import (
     gallery_command,
     init_target_command,
     lint_target_command,
+    merge_command,
     model_command,
     plan,
     power_command,
+    prove_command,
     sim_command,
     targets,
     workload,
@@ -64,8 +66,10 @@ app.command("crash")(crash_command.crash)
 app.command("gallery")(gallery_command.show)
 app.command("init-target")(init_target_command.init_target)
 app.command("lint-target")(lint_target_command.lint_target)
+app.command("merge")(merge_command.merge)
 app.command("model")(model_command.search)
 app.command("power")(power_command.measure)
+app.command("prove")(prove_command.prove)
 app.command("sim")(sim_command.explore)
 
 
@@ -136,13 +140,15 @@ def check(
         model_command.check(place, ending)
     elif engine == "sim":
         sim_command.check(place, ending)
+    elif engine == "prove":
+        prove_command.check(place, ending)
     elif engine == "proc":
         _judge(place, ending)
     else:
         # Judged as another engine's, what is missing would be a violation, or nothing at all.
         raise ValueError(
             f"the run.json of {str(store)!r} names the engine {engine!r}: "
-            "give the folder of a run of proc, crash, disk, sim or model"
+            "give the folder of a run of proc, crash, disk, sim, model or prove"
         )
 
 

@@ -38,7 +38,7 @@ STORES: Final = "killproof-store"
 #: What the commands that run a queue's code import when they act.
 ENGINES: Final = ("engines.crash", "engines.disk", "engines.proc", "sim.campaign", "sim.result")
 #: Engines whose runs are repeated by their command and not from a plan.
-PLANLESS: Final = frozenset({"disk", "model"})
+PLANLESS: Final = frozenset({"disk", "model", "prove"})
 #: Of a log or a pipe; 80 would fold the longest sentence of the table.
 FILE_COLUMNS: Final = 110
 #: Reasons that are printed: room for every place that a run of `proc` can miss.

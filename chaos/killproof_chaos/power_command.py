@@ -5,27 +5,19 @@ one was accused; 1 one was missed, or one was accused; 2 something could not be 
 itself failed; 64 wrong usage.
 """
 
-import fcntl
 import json
 import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from hashlib import blake2b
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
-import killproof
-import killproof_chaos
-import killproof_evidence
 from killproof_chaos.command import (
     EXIT_OF,
-    STORES,
     JsonOption,
     ReportOption,
     StoreOption,
@@ -34,6 +26,7 @@ from killproof_chaos.command import (
     shown,
     within,
 )
+from killproof_chaos.resuming import alone, place_of
 from killproof_chaos.sim_command import seconds_of
 from killproof_evidence.environment import environment
 from killproof_evidence.store import write_json
@@ -41,7 +34,6 @@ from killproof_evidence.store import write_json
 SEEDS_MAX: Final = 1_000
 LANES_MAX: Final = 64
 RECORD: Final = "power.json"
-CODE: Final = "code.txt"
 
 
 def measure(
@@ -114,58 +106,6 @@ def _text(turn: Any) -> str:
     left = f"{turn.left / 60:.0f} min" if turn.left > 90 else f"{turn.left:.0f} s"
     missed = f", {turn.missed} not as expected" if turn.missed else ""
     return f"{turn.done:,} of {turn.total:,} runs{missed}, about {left} left"
-
-
-def place_of(store: Path | None) -> Path:
-    """Return the store: a new folder, or that of a run of the same code that may go on.
-
-    Raises:
-        ValueError: the folder holds something else; definite.
-    """
-    folder = store or Path(STORES) / f"power-{time.strftime('%Y%m%d-%H%M%S')}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(
-            f"--store {str(folder)!r} cannot be made ({error.strerror}): give a new folder"
-        ) from None
-    print(f"evidence in {folder}", file=sys.stderr)
-    code, note = _code(), folder / CODE
-    if not any(folder.iterdir()):
-        note.write_text(code, encoding="utf-8")
-    elif not note.exists():
-        raise ValueError(f"--store {str(folder)!r} is not empty: give a new folder")
-    elif note.read_text(encoding="utf-8") != code:
-        # What older code found says nothing of this one.
-        raise ValueError(f"--store {str(folder)!r} is of a run of other code: give a new folder")
-    return folder
-
-
-@contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Hold the store for this process: two would remove each other's files, and count twice.
-
-    Raises:
-        ValueError: another process makes its runs there; definite.
-    """
-    with (folder / CODE).open("rb") as note:
-        try:
-            fcntl.flock(note, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(
-                f"--store {str(folder)!r} is in use by another run: wait, or give a new folder"
-            ) from None
-        yield
-
-
-def _code() -> str:
-    """Return a word that changes with any source of the queue, the judge or the harness."""
-    digest = blake2b(digest_size=16)
-    for package in (killproof, killproof_evidence, killproof_chaos):
-        root = Path(package.__path__[0])
-        for path in sorted([*root.rglob("*.py"), *root.rglob("*.sql"), *root.rglob("*.c")]):
-            digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
-    return digest.hexdigest()
 
 
 def _tell(record: dict[str, Any], folder: Path, *, as_json: bool, report: bool) -> None:

@@ -41,6 +41,8 @@ def headline(record: Mapping[str, Any]) -> str:
 def extent(record: Mapping[str, Any]) -> str:
     """Return what was tried; the counts tell which engine it was."""
     counts, jobs = record["counts"], record["jobs"]
+    if "tried" in record:  # By several engines, whose counts say nothing of which.
+        return str(record["tried"])
     if "images" in counts:
         return (
             f"{counted(counts['images'], 'power cut')} "

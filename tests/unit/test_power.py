@@ -14,7 +14,7 @@ from killproof_chaos.power import running, trials
 from killproof_chaos.power.lane import FAILED, is_expected, outcome_of
 from killproof_chaos.power.matrix import record_of
 from killproof_chaos.power.trials import Asked, Outcome, Trial
-from killproof_chaos.power_command import CODE, alone, place_of
+from killproof_chaos.resuming import CODE, alone, place_of
 from killproof_chaos.sim_command import seconds_of
 from killproof_chaos.targets.canary import sings
 
