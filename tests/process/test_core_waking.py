@@ -21,6 +21,7 @@ from killproof import Lease, Queue
 from killproof.core import jobs
 from killproof.core import turnstile as turnstile_module
 from killproof.core.turnstile import Turnstile, classes_of
+from killproof.workflow import Workflow, Workflows
 
 SECONDS_MAX = 60.0
 NEVER = 3 * SECONDS_MAX
@@ -137,6 +138,21 @@ def test_a_worker_of_other_kinds_is_neither_woken_nor_in_the_way(path: str) -> N
         assert not other.has_ended()
         queue.enqueue("other", 1)
         assert other.join()
+
+
+@pytest.mark.usefixtures("patience")
+def test_a_run_wakes_for_the_steps_that_may_start_and_not_for_those_that_wait(path: str) -> None:
+    with Queue(path, durability="process") as queue:
+        chain = Workflow("chain")
+        for name in ("first", "second", "third"):  # Each needs the one before it.
+            chain.step(name=name)(lambda _: None)
+        waiters = [Waiter(path) for _ in range(3)]
+        Workflows(queue).start(chain, {})
+
+        wait_until(lambda: any(waiter.has_ended() for waiter in waiters))
+        assert sum(waiter.is_asleep() for waiter in waiters) == 2
+        queue.enqueue_many([("kind", 1), ("kind", 2)])
+        assert all(waiter.join() for waiter in waiters)
 
 
 @pytest.mark.usefixtures("patience")

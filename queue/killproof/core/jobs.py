@@ -268,8 +268,9 @@ class Queue:
             # Our checks are SQLite's, but for one: SQLite allows JSON less depth than Python does.
             raise PayloadInvalid(f"payload refused by SQLite ({error}): flatten it") from error
         if new is not None:
-            # One that waits for its moment, too: who is woken sleeps until then and no longer.
-            tx.offer(cast(str, values["kind"]))
+            if values["state"] != "blocked":
+                # One that waits for its moment, too: who is woken sleeps until then and no longer.
+                tx.offer(cast(str, values["kind"]))
             return new
         found = tx.row(self.FIND_KEY, values)
         assert found is not None, "the insert met a live job with this key"
