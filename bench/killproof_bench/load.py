@@ -33,6 +33,8 @@ from killproof_bench.seeding import KIND, PAYLOAD_BYTES, payload_of
 _NANOSECONDS: Final = 1_000_000_000
 #: How long a worker that is fed waits for work before it looks whether its time is over.
 _WAIT_SECONDS: Final = 0.1
+#: Of a handler's sleep, at most: a run that is told to stop ends within it.
+_WORK_SECONDS: Final = 0.1
 #: Beside two calls for each job: empty polls of a worker that is fed, and the first and last calls.
 _CALLS_MORE: Final = 200_000
 
@@ -53,7 +55,7 @@ class Spec:
     rate_per_s: float = 0.0  #: Of an open loop, and of a producer: this process's share, in calls.
     arrivals: Arrivals = "poisson"
     batch: int = 1  #: Jobs per call; above 1 the calls are those that end in `_many`.
-    job_ms: float = 0.0  #: The handler's time: a sleep outside any transaction.
+    job_ms: float = 0.0  #: The handler's time for each job: a sleep outside any transaction.
     #: One transaction that acks the jobs in hand and claims the next, or one for each.
     call: Literal["ack-and-claim", "claim-then-ack"] = "ack-and-claim"
     fed: bool = False  #: Producers add jobs: an empty queue is waited on, and does not end the run.
@@ -272,8 +274,14 @@ class Loop:
         self._held, self._claimed = following, end
 
     def _handle(self) -> None:
-        if self._spec.job_ms:
-            time.sleep(self._spec.job_ms / 1_000)
+        """Work on each job in hand; not beyond the deadline, for what ends then is not measured."""
+        if not self._spec.job_ms:
+            return
+        work_ns = round(self._spec.job_ms * 1e6) * len(self._held)
+        until_ns = time.perf_counter_ns() + work_ns
+        while (left := min(until_ns, self._deadline.ns) - time.perf_counter_ns()) > 0:
+            # In parts: a signal that brings the deadline forward does not end a sleep.
+            time.sleep(min(left / _NANOSECONDS, _WORK_SECONDS))
 
     def _produce(self) -> None:
         payload, size = payload_of(self._spec.payload_bytes), self._spec.batch

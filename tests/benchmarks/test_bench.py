@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from killproof import Queue, cli
 from killproof_bench import anatomy, command, report, sampling
 from killproof_bench.crew import Crew, CrewError, Outcome, specs
 from killproof_bench.ledger import Account
-from killproof_bench.recording import Call, Kind
+from killproof_bench.load import Deadline, Loop
+from killproof_bench.recording import Call, Kind, Recorder
 from killproof_bench.result import BenchResult, ClaimCard, from_json
 from killproof_bench.scenarios import claim, rows, stopped
 
@@ -186,6 +188,38 @@ def test_batches_on_an_old_file_are_judged_job_by_job(place: Path) -> None:
         int(((call[:, Call.KIND] == Kind.ACK) & (call[:, Call.END] < start_ns + 3e8)).sum())
         for call in outcome.calls
     )
+
+
+@pytest.fixture
+def _sigterm_restored() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("_sigterm_restored")
+@pytest.mark.parametrize(("batch", "job_ms"), [(5, 10.0), (1, 20_000.0)])
+def test_work_takes_its_time_for_each_job_of_a_batch_and_ends_with_the_run(
+    batch: int, job_ms: float, place: Path
+) -> None:
+    file = claim.make_template(place, "process", 500)
+    told = dataclasses.replace(
+        specs(place, "killproof", 1, backlog=500, synchronous="NORMAL")[0],
+        batch=batch,
+        job_ms=job_ms,
+    )
+    recorder = Recorder(calls_max=500, jobs_max=500, stopwatch=None)
+    deadline = Deadline()
+    with Queue(file) as queue:
+        begin_ns = time.perf_counter_ns()
+        deadline.ns = begin_ns + 200_000_000
+        Loop(queue, told, recorder, deadline, start_ns=begin_ns).run()
+        spent_ms = (time.perf_counter_ns() - begin_ns) / 1e6
+        done = queue.counts()["succeeded"]
+
+    # What is in hand at the end is finished without its work, and so is what is claimed with it.
+    assert 0 < done <= spent_ms / job_ms + 2 * batch
+    assert spent_ms < 20_000
 
 
 def test_a_worker_process_that_cannot_open_the_file_fails_the_tool(place: Path) -> None:
