@@ -27,6 +27,7 @@ from killproof_chaos import (
     plan,
     power_command,
     prove_command,
+    scorecard_command,
     sim_command,
     targets,
     workload,
@@ -70,6 +71,7 @@ app.command("merge")(merge_command.merge)
 app.command("model")(model_command.search)
 app.command("power")(power_command.measure)
 app.command("prove")(prove_command.prove)
+app.command("scorecard")(scorecard_command.scorecard)
 app.command("sim")(sim_command.explore)
 
 

@@ -39,7 +39,7 @@ from killproof_evidence.store import Store, write_json
 
 if TYPE_CHECKING:
     from killproof_chaos.prove.dealing import Plan
-    from killproof_chaos.prove.running import Turn
+    from killproof_chaos.prove.running import Show, Turn
     from killproof_evidence.judge import Row
 
 SEED_MAX: Final = 2**31 - 1 - 1_000_000
@@ -55,7 +55,7 @@ def prove(
     ] = "killproof",
     budget: Annotated[str, typer.Option(help="How long, in all, such as 90s or 5m.")] = "5m",
     engine: Annotated[
-        list[str] | None, typer.Option(help="Only these engines: model, disk, sim, crash, proc.")
+        list[str] | None, typer.Option(help="Only these engines: proc, crash, disk, sim, model.")
     ] = None,
     seed: Annotated[
         int | None, typer.Option(help="Decides all runs; drawn when not given.")
@@ -91,12 +91,23 @@ def prove(
     plan = dealing.plan(asked, dealing.facts_of(targets.load(target)))
     ending = Ending(unknown=unknown, junit=junit, as_json=as_json, report=report)
     place = new_store(store, "prove", Path(target).stem, told=f"seed {asked.seed}, ")
-    record = perform(plan, number, place, report=report)
+    with harness(), shown(text_of) as show:
+        record = perform(plan, number, place, show, report=report)
     finish(record, place, ending)
 
 
-def perform(plan: "Plan", number: int, place: Store, *, report: bool) -> dict[str, Any]:
-    """Make the runs of a shard; return verdict.json, written."""
+def perform(
+    plan: "Plan", number: int, place: Store, show: "Show", *, report: bool
+) -> dict[str, Any]:
+    """Make the runs of a shard; return verdict.json, written.
+
+    Args:
+        plan: of all shards.
+        number: the shard's.
+        place: its store, new.
+        show: is told how far it is.
+        report: whether each engine writes its page.
+    """
     from killproof_chaos.prove import stores
     from killproof_chaos.prove.dealing import Run, again
     from killproof_chaos.prove.running import Campaign, Outcome
@@ -125,11 +136,10 @@ def perform(plan: "Plan", number: int, place: Store, *, report: bool) -> dict[st
                 return again(owed, times + 1)
         return None
 
-    with harness(), shown(text_of) as show:
-        campaign = Campaign(
-            target=asked.target, folder=place.path, seconds=asked.budget, show=show, report=report
-        )
-        outcomes, interrupted = campaign.make(plan.of_shard(number), more)
+    campaign = Campaign(
+        target=asked.target, folder=place.path, seconds=asked.budget, show=show, report=report
+    )
+    outcomes, interrupted = campaign.make(plan.of_shard(number), more)
     run |= {"ended": time.time(), "interrupted": interrupted}
     place.write_run(run)
     shard = stores.Shard(path=place.path, run=run, outcomes=outcomes)

@@ -18,7 +18,7 @@ def test_runs_of_several_processes_become_one_verdict_and_one_that_fails_leaves_
     plan = Plan(asked=asked, runs=(whole, wrong), left_out={})
     store = Store.create(place / "store")
 
-    record = perform(plan, 1, store, report=False)
+    record = perform(plan, 1, store, lambda turn: None, report=False)
 
     assert [(row["run"]["name"], row["verdict"]) for row in record["runs"]] == [
         ("02-disk", "failed"),

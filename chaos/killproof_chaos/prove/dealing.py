@@ -13,10 +13,9 @@ from typing import Any, Final
 
 from killproof_evidence.target import Target, level
 
-#: In the order in which they run: what soon tells of a fault comes first.
-ENGINES: Final = ("model", "disk", "sim", "crash", "proc")
-#: In the order in which they are kept where the budget is too small for all.
-KEPT: Final = ("proc", "crash", "disk", "sim", "model")
+#: In the order in which they run, and are kept where the budget is too small for all: on a machine
+#: that is slower than the estimates, what judges most must not be what there was no time for.
+ENGINES: Final = ("proc", "crash", "disk", "sim", "model")
 COMMANDS: Final = {"proc": "run"}
 #: Share of the time that is left after the least, by what more of an engine still finds.
 WEIGHTS: Final[Mapping[str, float]] = {"proc": 0.35, "crash": 0.3, "sim": 0.2, "disk": 0.15}
@@ -28,11 +27,15 @@ HOSTED: Final = 2
 MODELLED: Final = frozenset({"killproof", "killproof-process"})
 #: A target with more phases than its handler's is started from a warm server, a kill costs little.
 PHASES_WARM: Final = 4
+#: One with so many has workflows, limits and more besides: each with something rare to meet.
+PHASES_MANY: Final = 40
 #: All points of an operation are fewer than this.
 POINTS_ALL: Final = 250
 PROC_SECONDS: Final = (8.0, 60.0)
 SIM_SECONDS: Final = (10.0, 300.0)
 DISK_POINTS: Final = (60, 600)
+#: Where a process has to be started for each image, in an environment of its own.
+DISK_POINTS_COLD: Final = (12, 120)
 JOBS_DISK: Final = 60
 
 
@@ -170,7 +173,7 @@ def plan(asked: Asked, facts: Facts) -> Plan:
     total = asked.budget * asked.shards
     left_out: dict[str, str] = {}
     spent = 0.0
-    for name in (name for name in KEPT if name in wanted):
+    for name in wanted:
         seconds = least[name][1]
         # A run cannot be cut in two: what one shard has no time for, several have not either.
         if spent + seconds > total or seconds > asked.budget:
@@ -251,9 +254,9 @@ def _dealt(runs: Iterable[Run], shards: int) -> tuple[Run, ...]:
 
 
 def _proc(facts: Facts, seconds: float) -> _Sized:
-    is_warm = facts.phases > PHASES_WARM
-    kills = max(facts.phases, round(seconds * (6 if is_warm else 2)))
-    pauses = max(facts.phases, round(seconds * (2 if is_warm else 0.7)))
+    is_warm = _is_warm(facts)
+    kills = round(seconds * (10 if is_warm else 2))
+    pauses = round(seconds * (2 if is_warm else 0.7))
     words = ("--seconds", f"{seconds:g}", "--kills", str(kills), "--pauses", str(pauses))
     # Beside the chaos: the start, the rest of the jobs, the judge; and on the way, each phase.
     return words, seconds * 1.3 + (8 if is_warm else 12)
@@ -261,7 +264,7 @@ def _proc(facts: Facts, seconds: float) -> _Sized:
 
 def _disk(facts: Facts, points: int) -> _Sized:
     words = ("--points", str(points), "--jobs", str(JOBS_DISK))
-    return words, 4 + points * (0.12 if facts.phases > PHASES_WARM else 0.2)
+    return words, (4 + points * 0.12) if _is_warm(facts) else (5 + points * 1.0)
 
 
 def _sim(_facts: Facts, seconds: float) -> _Sized:
@@ -281,12 +284,28 @@ def _crash(facts: Facts, points: int) -> _Sized:
     return words if facts.has_steps else (*words, "--no-errors"), seconds
 
 
+def _least_seconds(facts: Facts) -> float:
+    """Return how long real processes need, so that nearly every run meets all that it owes."""
+    if facts.phases > PHASES_MANY:
+        return 20.0
+    return 10.0 if _is_warm(facts) else PROC_SECONDS[0]
+
+
+def _disk_points(facts: Facts) -> tuple[int, int]:
+    return DISK_POINTS if _is_warm(facts) else DISK_POINTS_COLD
+
+
+def _is_warm(facts: Facts) -> bool:
+    """Whether its processes are forked from one that has imported everything."""
+    return facts.phases > PHASES_WARM
+
+
 _LEAST: Final[Mapping[str, Callable[[Facts], _Sized]]] = {
     "model": lambda _: ((), 15.0),
-    "disk": lambda facts: _disk(facts, DISK_POINTS[0]),
+    "disk": lambda facts: _disk(facts, _disk_points(facts)[0]),
     "sim": lambda facts: _sim(facts, SIM_SECONDS[0]),
-    "crash": lambda facts: _crash(facts, 4 if facts.has_steps else 20),
-    "proc": lambda facts: _proc(facts, 10.0 if facts.phases > PHASES_WARM else PROC_SECONDS[0]),
+    "crash": lambda facts: _crash(facts, 4 if facts.has_steps else 12),
+    "proc": lambda facts: _proc(facts, _least_seconds(facts)),
 }
 
 
@@ -298,7 +317,7 @@ def _sized(engine: str, seconds: float, facts: Facts) -> _Sized:
     elif engine == "sim":
         sizes = range(int(SIM_SECONDS[0]), int(SIM_SECONDS[1]) + 1)
     elif engine == "disk":
-        sizes = range(*DISK_POINTS, 10)
+        sizes = range(*_disk_points(facts), 4)
     else:
         sizes = range(4, POINTS_ALL + 1)
     make = {"proc": _proc, "sim": _sim, "disk": _disk, "crash": _crash}[engine]

@@ -148,30 +148,45 @@ class Campaign:
         if run.engine != "model":
             words.append("--report" if self.report else "--no-report")
         started = time.monotonic()
-        with log.open("wb") as file:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "killproof_chaos.prove.child", str(os.getpid()), *words],
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                process_group=0,  # Ctrl-C is for us, who pass it on once.
-            )
-        interrupted = _see_to_its_end(process, run, log, tell)
+        limit = max(LIMIT_TIMES * run.seconds, LIMIT_SECONDS_MIN)
+        code, interrupted = child(words, log, limit, tell)
         seconds = time.monotonic() - started
-        verdict, why = _verdict_of(place, process.returncode, log)
+        verdict, why = _verdict_of(place, code, log)
         outcome = Outcome(run=run, verdict=verdict, began=began, seconds=seconds, why=why)
         return outcome, interrupted
 
 
-def _see_to_its_end(
-    process: "subprocess.Popen[bytes]", run: Run, log: Path, tell: Callable[[str], None]
-) -> bool:
-    """Wait for a run, show how far it is, and end it when its time is over or somebody says so.
+def child(
+    words: Sequence[str], log: Path, limit: float, tell: Callable[[str], None]
+) -> tuple[int, bool]:
+    """Run a command of `killproof chaos` in a process of its own, which dies with this one.
+
+    Args:
+        words: of the command.
+        log: where it prints to.
+        limit: s, after which it is told to judge what it has.
+        tell: is given the last line that it has printed, again and again.
 
     Returns:
-        Whether somebody interrupted it.
+        Its exit code, and whether somebody interrupted it.
     """
-    deadline = time.monotonic() + max(LIMIT_TIMES * run.seconds, LIMIT_SECONDS_MIN)
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "killproof_chaos.prove.child", str(os.getpid()), *words],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            process_group=0,  # Ctrl-C is for us, who pass it on once.
+        )
+    interrupted = _see_to_its_end(process, limit, log, tell)
+    return process.returncode, interrupted
+
+
+def _see_to_its_end(
+    process: "subprocess.Popen[bytes]", limit: float, log: Path, tell: Callable[[str], None]
+) -> bool:
+    """Wait for a process, and end it when its time is over or somebody says so: then True."""
+    deadline = time.monotonic() + limit
     is_told = interrupted = False
     try:
         while process.poll() is None:

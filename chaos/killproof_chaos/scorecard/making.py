@@ -1,0 +1,214 @@
+"""Judges one queue after another, confirms what was found, and keeps a card of each."""
+
+import json
+import shlex
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from killproof_chaos import targets
+from killproof_chaos.command import EXIT_OF
+from killproof_chaos.prove import dealing, stores
+from killproof_chaos.prove.running import Turn, child
+from killproof_chaos.prove_command import perform
+from killproof_chaos.scorecard import rows
+from killproof_chaos.scorecard.cards import (
+    FAILED,
+    Check,
+    Tried,
+    cells_of,
+    checks_of,
+    open_of,
+    word_of,
+)
+from killproof_evidence.finding import VIOLATED
+from killproof_evidence.store import Store, StoreError, write_json
+from killproof_evidence.target import keeps_history, level
+
+#: A card for each queue that is done: a run that is asked for again goes on behind these.
+CARD: Final = "card.json"
+QUEUES: Final = "queues"
+TRIES: Final = "tries"
+PROVED: Final = "prove"
+#: A run that judges a violation again takes at most so many times what the first took.
+LIMIT_TIMES: Final = 4.0
+LIMIT_SECONDS_MIN: Final = 120.0
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the user asked for."""
+
+    only: tuple[str, ...] = ()
+    budget: float = 60.0  #: s for each queue, without what confirms
+    seed: int = 1
+
+    def argv(self) -> list[str]:
+        """Return the command that asks for the same."""
+        words = ["killproof", "chaos", "scorecard", "--budget-each", f"{self.budget:g}s"]
+        words += ["--seed", str(self.seed)]
+        return words + [word for name in self.only for word in ("--only", name)]
+
+
+def make(asked: Asked, folder: Path, say: Say) -> tuple[list[dict[str, Any]], bool]:
+    """Make all cards that the store does not hold yet; return all, and whether it was interrupted.
+
+    Args:
+        asked: which queues, and how long each.
+        folder: the store.
+        say: is told how far it is.
+    """
+    names = rows.names(asked.only)
+    cards = []
+    began, made = time.monotonic(), 0
+    for number, name in enumerate(names):
+        done = folder / QUEUES / name / CARD
+        if done.exists() and (card := _object(done))["asked"] == _key(asked):
+            cards.append(card)
+            continue
+        left = (time.monotonic() - began) / made if made else 3 * asked.budget
+        minutes = left * (len(names) - number) / 60
+
+        def tell(line: str, name: str = name, at: int = number, minutes: float = minutes) -> None:
+            say(f"{name}, {at + 1} of {len(names)}: {line}; about {minutes:.0f} min left in all")
+
+        try:
+            card = card_of(name, asked, folder / QUEUES / name, tell)
+        except KeyboardInterrupt:
+            return cards, True
+        write_json(done, card)
+        cards.append(card)
+        made += 1
+    return cards, False
+
+
+def card_of(name: str, asked: Asked, folder: Path, say: Say) -> dict[str, Any]:
+    """Judge a queue and confirm what was found; return its card.
+
+    Raises:
+        KeyboardInterrupt: somebody ended it; nothing of this queue is kept.
+    """
+    shutil.rmtree(folder, ignore_errors=True)  # Of a run that was ended in it.
+    folder.mkdir(parents=True)
+    target = targets.load(name)
+    facts = _facts(name, target) | {"asked": _key(asked), "made": time.time()}
+    say("being installed")
+    if why := _unready(target):
+        return facts | {"verdict": FAILED, "why": why, "cells": []}
+    plan = dealing.plan(
+        dealing.Asked(target=name, budget=asked.budget, seed=asked.seed), dealing.facts_of(target)
+    )
+    store = Store.create(folder / PROVED)
+    record = perform(plan, 1, store, lambda turn: say(_line(turn)), report=False)
+    if stores.read(folder / PROVED).run["interrupted"]:
+        raise KeyboardInterrupt
+    tried = confirm(record, folder, say)
+    cells = cells_of(record, tried, facts["cites"])
+    word = word_of(cells)
+    if word == "pass" and record["verdict"] != "pass":  # Something that was owed was not met.
+        word = "unknown"
+    return facts | {
+        "verdict": word,
+        "why": "",
+        "cells": [asdict(cell) for cell in cells],
+        "tried": [one.record() for one in tried],
+        "record": {
+            key: record[key]
+            for key in ("tried", "unknown_because", "coverage", "environment", "left_out",
+                        "version", "runs", "replay", "errors", "not_made")
+        },
+    }  # fmt: skip
+
+
+def confirm(record: Mapping[str, Any], folder: Path, say: Say) -> list[Tried]:
+    """Run again what has shown a violation, as often as that needs."""
+    done: list[Tried] = []
+    spent = {row["run"]["engine"]: row["seconds"] for row in record["runs"]}
+    for planned in checks_of(record):
+        check = open_of(planned, done)
+        if check is None:
+            continue
+        limit = max(LIMIT_SECONDS_MIN, LIMIT_TIMES * spent.get(check.engine, 0.0))
+        tried = Tried(check=check, seen={}, made=0)
+        while not tried.is_decided():
+            say(f"{' '.join(check.promises)} again by {check.engine}, try {tried.made + 1} of "
+                f"at most {check.tries}")  # fmt: skip
+            place = folder / TRIES / f"{len(done) + 1}-{check.engine}-{tried.made + 1}"
+            broken = _broken(check, place, limit)
+            seen = {name: tried.seen.get(name, 0) + (name in broken) for name in check.promises}
+            tried = Tried(check=check, seen=seen, made=tried.made + 1)
+        done.append(tried)
+    return done
+
+
+def _broken(check: Check, place: Path, limit: float) -> frozenset[str]:
+    """Run a check once; return the promises that it shows broken. Its store is not kept."""
+    words = shlex.split(check.command)[2:]
+    place.parent.mkdir(exist_ok=True)
+    log = place.with_suffix(".log")
+    has_store = check.engine != "sim"  # There it is the story of one schedule.
+    words += ["--store", str(place), "--no-report"] if has_store else []
+    code, interrupted = child(words, log, limit, lambda line: None)
+    if interrupted:
+        raise KeyboardInterrupt
+    if not has_store:
+        return frozenset(check.promises if code == EXIT_OF[VIOLATED] else ())
+    try:
+        found = Store(place).read_verdict()["properties"]
+    except StoreError:
+        return frozenset()
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    return frozenset(name for name, one in found.items() if one["verdict"] == VIOLATED)
+
+
+def _facts(name: str, target: Any) -> dict[str, Any]:
+    """Return what stands on a card whatever comes of it."""
+    peer = getattr(target, "peer", None)
+    packages = [f"{one.name} {one.version}" for one in getattr(peer, "packages", ())]
+    return {
+        "queue": name,
+        "control": rows.is_control(name),
+        "packages": packages,
+        "python": str(getattr(peer, "python", "")),
+        "level": level(target),
+        "history": keeps_history(target),
+        "promises": {key: made for key, made in target.contract.promises.items() if made},
+        "parameters": {
+            key: value
+            for key, value in target.contract.parameters.items()
+            if isinstance(value, int | float | str | list)
+        },
+        "cites": dict(getattr(target, "cites", {})),
+    }
+
+
+def _unready(target: Any) -> str:
+    """Make an empty queue, which installs what it needs; return why it cannot be, or nothing."""
+    with tempfile.TemporaryDirectory(prefix="killproof-") as folder:
+        try:
+            target.prepare(Path(folder))
+        except Exception as error:
+            # Another's code and another's package: whatever it raises is told on its card.
+            return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _line(turn: Turn) -> str:
+    return f"{turn.engine}, {turn.done + 1} of {turn.total}"
+
+
+def _key(asked: Asked) -> dict[str, Any]:
+    """Return what of the question a card depends on."""
+    return {"budget": asked.budget, "seed": asked.seed}
+
+
+def _object(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found

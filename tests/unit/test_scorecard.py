@@ -1,0 +1,151 @@
+"""The scorecard: what confirms a violation, and what is said of a queue."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from killproof_chaos import report_scorecard
+from killproof_chaos.scorecard import rows
+from killproof_chaos.scorecard.cards import (
+    Cell,
+    Check,
+    Tried,
+    cells_of,
+    checks_of,
+    open_of,
+    word_of,
+)
+from killproof_chaos.scorecard_command import verdict_of
+from killproof_evidence.judge import PROPERTIES
+
+PROC = "killproof chaos replay kp1-x"
+CRASH = "killproof chaos crash --target q --operation work"
+
+
+def record(**found: str) -> dict[str, Any]:
+    """The verdict of a campaign: each promise with its word, or the engines that broke it."""
+    properties = {}
+    replays = []
+    for entry in PROPERTIES:
+        word = found.get(entry.number, "not_promised")
+        engines = [] if word in ("pass", "unknown", "not_promised") else word.split()
+        for engine in engines:
+            command = CRASH + " --fail-fast" if engine == "crash" else PROC
+            replays.append({"promise": entry.number, "engine": engine, "command": command})
+        properties[entry.number] = {
+            "verdict": "violated" if engines else word,
+            "judged_by": {},
+            "found_by": engines,
+            "witnesses": [{"engine": e, "story": f"seen by {e}", "lines": []} for e in engines],
+        }
+    return {"properties": properties, "replays": replays}
+
+
+def tried(check: Check, made: int, **seen: int) -> Tried:
+    return Tried(check=check, seen=seen, made=made)
+
+
+def cell_of(told: Mapping[str, Any], number: str, *checks: Tried) -> Cell:
+    return next(c for c in cells_of(told, checks, {}) if c.promise == number)
+
+
+def test_a_violation_is_printed_as_one_only_where_it_was_seen_again_often_enough() -> None:
+    told = record(P1="crash proc", P6="proc", P7="pass")
+    by_crash, by_proc = checks_of(told)
+
+    assert (by_crash.command, by_crash.promises, by_crash.tries) == (CRASH, ("P1",), 3)
+    assert (by_proc.promises, by_proc.tries, by_proc.needed) == (("P1", "P6"), 10, 8)
+    for made, seen, word in ((3, 3, "violated"), (3, 2, "unconfirmed")):
+        assert cell_of(told, "P1", tried(by_crash, made, P1=seen)).verdict == word
+    for made, seen, word in ((10, 8, "violated"), (10, 7, "unconfirmed")):
+        assert cell_of(told, "P6", tried(by_proc, made, P6=seen)).verdict == word
+    assert cell_of(told, "P6").verdict == "unconfirmed"
+    assert cell_of(told, "P7").verdict == "pass"
+    assert (
+        cell_of(told, "P6", tried(by_proc, 9, P6=8)).confirmed
+        == "seen again in 8 of 9 runs of proc"
+    )
+
+
+def test_real_processes_are_not_asked_where_an_engine_that_repeats_itself_has_spoken() -> None:
+    by_crash, by_proc = checks_of(record(P1="crash proc", P6="proc"))
+
+    for again in (3, 0):
+        left = open_of(by_proc, [tried(by_crash, 3, P1=again)])
+        assert left is not None
+        assert left.promises == ("P6",)
+    alone = Check(engine="proc", command=PROC, promises=("P1",))
+    assert open_of(alone, [tried(by_crash, 3, P1=3)]) is None
+
+
+def test_tries_end_as_soon_as_more_of_them_would_change_nothing() -> None:
+    check = Check(engine="proc", command=PROC, promises=("P6", "P8"))
+
+    assert not tried(check, 8, P6=8, P8=7).is_decided()
+    assert tried(check, 8, P6=8, P8=5).is_decided()
+    assert tried(check, 10, P6=8, P8=8).is_decided()
+    assert not tried(check, 2, P6=0, P8=0).is_decided()
+    assert tried(check, 3).is_decided()
+    assert Tried.of_record(tried(check, 3, P6=1).record()) == tried(check, 3, P6=1)
+
+
+def card(name: str, *, control: bool = False, **found: str) -> dict[str, Any]:
+    told = record(**found)
+    checks = [
+        tried(check, check.tries, **dict.fromkeys(check.promises, check.tries))
+        for check in checks_of(told)
+    ]
+    cells = cells_of(told, checks, {"P1": "README, <Safety>"})
+    return {
+        "queue": name, "control": control, "packages": [f"{name} 1.0"], "python": "3.11",
+        "level": 1, "history": False, "promises": {"P1": "process", "P6": True},
+        "parameters": {"options": ["delay"], "lease_ms": 3_000}, "cites": {}, "why": "",
+        "verdict": word_of(cells), "cells": [asdict(cell) for cell in cells],
+        "record": {"tried": "212 kills", "left_out": {}, "runs": [], "environment": {}},
+    }  # fmt: skip
+
+
+def test_a_card_says_the_verdict_its_command_where_it_is_promised_and_what_was_not_tested(
+    tmp_path: Path,
+) -> None:
+    cards = [card("minimal", control=True, P1="pass", P6="pass"), card("q", P1="crash", P6="pass")]
+    told = {
+        "cards": cards, "notes": {"q": {"P1": "q.py:7 acknowledges <first>"}}, "seed": 1,
+        "argv": ["killproof", "chaos", "scorecard"], "budget": 60.0, "version": "0", "ended": 1.7e9,
+    }  # fmt: skip
+    page = report_scorecard.write_reports(told, tmp_path / "card.md")
+    text = (tmp_path / "card.md").read_text(encoding="utf-8")
+
+    assert report_scorecard.sentence(told) == "1 public queue: 1 violated; controls pass"
+    assert "| queue | version | evidence | P1 | P6 | all |" in text
+    assert "| **minimal** (control) | minimal 1.0 | L1 | ✓ pass | ✓ pass | ✓ pass |" in text
+    assert "| **q** | q 1.0 | L1 | ✗ violated | ✓ pass | ✗ violated |" in text
+    for said in (CRASH, "seen again in 3 of 3 runs of crash", "README, &lt;Safety&gt;",
+                 "Not tested:", "options of an enqueue other than: delay",
+                 "2023-11-14"):  # fmt: skip
+        assert said in text
+    assert "q.py:7 acknowledges &lt;first&gt;" in page.read_text(encoding="utf-8")
+
+
+def test_all_are_sound_only_where_both_controls_pass() -> None:
+    good, bad = card("minimal", control=True, P1="pass"), card("q", P1="unknown")
+
+    assert verdict_of([good, bad], interrupted=False) == "pass"
+    assert verdict_of([good], interrupted=True) == "unknown"
+    assert verdict_of([good | {"verdict": "unconfirmed"}, bad], interrupted=False) == "unknown"
+    assert verdict_of([good, card("q", P1="crash")], interrupted=False) == "violated"
+
+
+def test_the_rows_are_the_public_queues_behind_their_controls() -> None:
+    names = rows.names()
+
+    assert names[:2] == ["killproof", "minimal"]
+    assert "litequeue" in names
+    assert [rows.is_control(name) for name in names] == sorted(
+        (rows.is_control(name) for name in names), reverse=True
+    )
+    with pytest.raises(ValueError, match="--only 'nobody' is not on the card: use killproof"):
+        rows.names(["nobody"])
