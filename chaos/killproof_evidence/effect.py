@@ -66,6 +66,7 @@ def run(
     sync: Callable[[str], None] | None = None,
     saw: Mapping[str, object] | None = None,
     remember: Remember | None = None,
+    worker: int | None = None,
 ) -> dict[str, Any]:
     """Play one attempt of a job and leave its traces in the effect log.
 
@@ -78,6 +79,7 @@ def run(
         saw: of a step of a workflow, what the steps that it needs have returned, by their names.
         remember: called with each name in the payload's `memo` and a function: it returns what an
             attempt before this has got from that function, or calls it.
+        worker: the pid of the process that has the job; None: this one.
 
     Returns:
         The handler's result: the id, the attempt and the word that was played.
@@ -86,7 +88,7 @@ def run(
         ScriptedFailure: the script wants this attempt to fail.
         OSError: the HTTP sink did not answer; the effect may have been made.
     """
-    playing = _play(payload, job, attempt, fence, sync, saw, remember)
+    playing = _play(payload, job, attempt, fence, sync, saw, remember, worker)
     try:
         wait = next(playing)
         while True:
@@ -150,6 +152,7 @@ def _play(
     sync: Callable[[str], None] | None,
     saw: Mapping[str, object] | None,
     remember: Remember | None = None,
+    worker: int | None = None,
 ) -> Generator[Wait, None, dict[str, Any]]:
     """Play an attempt; yield what it has to wait for, and return its result."""
     folder = Path(os.environ["KILLPROOF_EFFECTS"])
@@ -163,6 +166,8 @@ def _play(
     seen: dict[str, Any] = {}
     if saw is not None:
         seen["saw"] = {need: digest_of(value) for need, value in saw.items()}
+    if worker is not None:
+        seen["worker"] = worker
     if payload.get("proven"):
         seen["given"] = digest_of(payload, chars=None)
     # Before anything else: a kill from here on leaves a start that the queue must account for.
@@ -300,7 +305,8 @@ def main() -> None:
         print("killproof-effect: set KILLPROOF_EFFECTS to the folder of effects", file=sys.stderr)
         raise SystemExit(64)
     try:
-        result = run(payload, job=payload.get("job"))
+        # Whoever pipes has the job: faults strike that process, and this one lives on.
+        result = run(payload, job=payload.get("job"), worker=os.getppid())
         print(json.dumps(result))
     except (ScriptedFailure, OSError, TypeError) as error:
         # A TypeError is json's answer to the result that it cannot hold.

@@ -116,6 +116,12 @@ class Execution:
     saw: dict[str, str] | None = None  #: by need, a digest of what that step had returned
     steps: "list[Memoised] | None" = None  #: the remembered steps that ran in it
     read: dict[str, str] | None = None  #: by remembered step, a digest of what the handler got
+    worker: int | None = None  #: the pid that has the job; None: the handler's own
+
+    @property
+    def holder(self) -> int:
+        """The pid of the process that has the job, and that a fault must strike to matter."""
+        return self.pid if self.worker is None else self.worker
 
     @property
     def at(self) -> Line:
@@ -733,8 +739,8 @@ class Evidence:
         for story in self.stories:
             for execution in story.executions:
                 t = execution.t if execution.t_end is None else execution.t_end
-                if t > seen.get(execution.pid, 0):
-                    seen[execution.pid] = t
+                if t > seen.get(execution.holder, 0):
+                    seen[execution.holder] = t
         for pid, (_, _, t) in self.history.ends.items():
             seen[pid] = max(t, seen.get(pid, 0))
         return seen
@@ -872,6 +878,7 @@ class _EffectFile:
                 t=t,
                 saw=get("saw"),
                 given=get("given"),
+                worker=get("worker"),
             )
             self._open[key] = execution
             self._place(name, queue_id, execution)

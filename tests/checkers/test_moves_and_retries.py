@@ -214,6 +214,19 @@ def test_a_start_that_the_queue_did_not_count_is_seen(
     assert "was started 3 times, and the queue counted 2" in run.story("P8")
 
 
+def test_a_queue_that_counts_from_nought_after_a_replay_has_counted_the_life_before(
+    run: "Run", producer: "Process", worker: "Process"
+) -> None:
+    job = buried(run, producer, worker)
+    job.attempts = 0
+    producer.replays(job)
+    worker.claims(job)
+    worker.runs(job)
+    worker.acks(job)
+
+    assert run.verdict("P8") == "pass"
+
+
 def test_a_claim_that_counts_twice_is_seen(
     run: "Run", producer: "Process", worker: "Process"
 ) -> None:

@@ -69,6 +69,42 @@ def test_the_time_that_was_missing_is_told_as_declared(run: "Run", producer: "Pr
     assert str(run.finding("P17").reason).endswith("of the 60.0 s that a queue gets")
 
 
+@pytest.mark.parametrize(("rest_ms", "verdict"), [(2_000, "unknown"), (8_000, "violated")])
+def test_a_job_that_never_began_may_be_behind_those_that_begin_until_the_end(
+    run: "Run", producer: "Process", worker: "Process", rest_ms: int, verdict: str
+) -> None:
+    run.commits(producer.enqueues("a"), "available")
+    other = producer.enqueues("b")
+    run.heals()
+    run.passes(11_000)
+    worker.claims(other)
+    worker.runs(other)
+    worker.acks(other)
+    run.passes(rest_ms)
+
+    assert run.verdict("P17") == verdict
+
+
+@pytest.mark.parametrize(
+    ("starts", "rest_ms", "verdict"),
+    [(3, 400, "unknown"), (3, 600, "violated"), (4, 400, "violated")],
+)
+def test_an_attempt_that_the_job_has_left_lasts_as_long_as_its_lease(
+    run: "Run", producer: "Process", worker: "Process", starts: int, rest_ms: int, verdict: str
+) -> None:
+    job = producer.enqueues("a")
+    run.heals()
+    run.passes(11_000)
+    for number in range(starts):
+        worker.claims(job)
+        worker.starts(job)
+        if number < starts - 1:
+            run.reaps(job)
+    run.passes(rest_ms)
+
+    assert run.verdict("P17") == verdict
+
+
 # --- P18.
 
 

@@ -874,3 +874,61 @@ def test_without_a_start_no_effect_is_judged(run: "Run", producer: "Process") ->
     producer.enqueues("a")
 
     assert run.verdict("P6") == "unknown"
+
+
+def handled(process: "Process", job: "Job", worker: "Process") -> None:
+    """Begin a handler in a program of its own, for a worker that keeps no history."""
+    process.alive = False  # It ends by itself, and says nothing of that.
+    process.starts(job, attempt=1, fence=0)
+    process.effect_lines[-1] |= {"worker": worker.pid, "fence": None}
+
+
+def over(process: "Process", job: "Job") -> None:
+    process.ends(job, fence=0)
+    process.effect_lines[-1]["fence"] = None
+
+
+@pytest.mark.parametrize("promise", ["P4", "P6"])
+@pytest.mark.parametrize(
+    ("fault", "verdict"), [(None, "violated"), ("first", "pass"), ("second", "pass")]
+)
+def test_a_program_that_handles_is_excused_by_the_pause_of_its_worker_alone(
+    run: "Run", producer: "Process", promise: str, fault: str | None, verdict: str
+) -> None:
+    """Who was stopped past its lease between claim and handler begins after its successor."""
+    run.promises["P6"], run.parameters["lease_ms"] = True, 3_000
+    workers = {"first": run.process("w1"), "second": run.process("w2")}
+    programs = [run.process("h1"), run.process("h2")]
+    job = producer.enqueues("a")
+    if fault is not None:
+        run.pauses(workers[fault], 3_100)
+    handled(programs[0], job, workers["first"])
+    run.passes(100)
+    if promise == "P4":
+        handled(programs[1], job, workers["second"])
+        over(programs[0], job)
+    else:
+        over(programs[0], job)
+        handled(programs[1], job, workers["second"])
+    run.passes(50)
+    other = producer.enqueues("b")
+    handled(programs[0], other, workers["first"])  # It lives on, so its death explains nothing.
+    over(programs[0], other)
+    over(programs[1], job)
+
+    assert run.verdict(promise) == verdict
+
+
+def test_a_program_that_handles_may_need_two_seconds_to_begin(
+    run: "Run", producer: "Process"
+) -> None:
+    run.parameters["lease_ms"] = 3_000
+    workers, programs = [run.process("w1"), run.process("w2")], [run.process(n) for n in "gh"]
+    job = producer.enqueues("a")
+    handled(programs[0], job, workers[0])
+    run.passes(1_100)  # Its claim may have been two seconds before: the lease had run out.
+    handled(programs[1], job, workers[1])
+    over(programs[0], job)
+    over(programs[1], job)
+
+    assert run.verdict("P4") == "pass"

@@ -508,6 +508,15 @@ def test_a_worker_without_a_history_ends_when_the_supervisor_says(
     assert "ended 4999 ms after SIGTERM" in run.story("P21")
 
 
+def test_where_no_worker_keeps_a_history_nobody_is_accused_of_ending_late(run: "Run") -> None:
+    stranger = run.process("x1")
+    stranger.alive = False
+    run.strikes("term", stranger)
+    run.passes(5_000)
+
+    assert run.verdict("P21") == "unknown"
+
+
 def test_a_worker_that_leaves_its_lease_behind_is_seen(
     run: "Run", producer: "Process", worker: "Process"
 ) -> None:

@@ -100,7 +100,7 @@ def _excused(evidence: Evidence, story: Story, first: Execution, second: Executi
     if any(op.type in {"info", "ok"} for op in outcomes):
         # Nobody knows whether the ack happened, or the worker gave the job back on purpose.
         return True
-    death = evidence.death_floor(first.pid)
+    death = evidence.death_floor(first.holder)
     if death is not None and death <= second.t:
         return True
     return _had_run_out(evidence, story, first, second)
@@ -123,7 +123,16 @@ def _had_run_out(evidence: Evidence, story: Story, first: Execution, second: Exe
         return _was_paused(evidence, first, second)
     claim = story.claim_of(first.fence)
     if claim is None or claim.type != "ok":
-        return second.t - first.t >= lease_ms * 1_000_000
+        if second.t - first.t >= lease_ms * 1_000_000:
+            return True
+        # Nobody saw the claims. Who was stopped past its lease before its handler began may come
+        # before its successor's handler, or after it.
+        since = first.t - lease_ms * 1_000_000
+        return any(
+            start <= second.t and end >= since
+            for pid in (first.holder, second.holder)
+            for start, end in evidence.pauses.get(pid, ())
+        )
     live_until = certainly_live_until(evidence, story, claim, before=second.t)
     return live_until is None or second.t >= live_until
 
@@ -131,7 +140,7 @@ def _had_run_out(evidence: Evidence, story: Story, first: Execution, second: Exe
 def _was_paused(evidence: Evidence, first: Execution, second: Execution) -> bool:
     since, until = min(first.t, second.t), max(first.t, second.t)
     paused = any(
-        start <= until and end >= since for start, end in evidence.pauses.get(first.pid, ())
+        start <= until and end >= since for start, end in evidence.pauses.get(first.holder, ())
     )
     return paused or evidence.stalled_ns(since, until) > 0
 

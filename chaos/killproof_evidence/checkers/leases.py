@@ -22,6 +22,8 @@ from killproof_evidence.history import Operation
 CLAIMS_BACK = 4
 #: How long a handler may take to start after its claim in a process that does not stand still, ns.
 START_NS = 1_000_000_000
+#: The same where the handler is a program that has to be started, and its interpreter with it, ns.
+START_OF_PROCESS_NS = 2_000_000_000
 #: Doubt in placing a commit on the monotonic clock, ns: two clocks and a millisecond's rounding.
 DOUBT_NS = 10_000_000
 
@@ -72,11 +74,15 @@ def _check_overlaps(evidence: Evidence, tally: Tally, story: Story) -> None:
         if lease_ms is not None:
             length_ns = lease_ms * 1_000_000
             since = first.t - length_ns
+            # Of either: who was stopped between its claim and its handler may be the second here.
             stood_still = evidence.stalled_ns(since, second.t) > 0 or any(
                 start <= second.t and end >= since
-                for start, end in evidence.pauses.get(first.pid, ())
+                for pid in (first.holder, second.holder)
+                for start, end in evidence.pauses.get(pid, ())
             )
-            if stood_still or second.t - first.t + START_NS >= length_ns:
+            own_process = first.worker is not None or second.worker is not None
+            start_ns = START_OF_PROCESS_NS if own_process else START_NS
+            if stood_still or second.t - first.t + start_ns >= length_ns:
                 continue
         tally.violate(
             story.label,

@@ -141,12 +141,17 @@ def graceful_stop(evidence: Evidence) -> Finding:
     for fault in evidence.faults:
         if fault.fault == "term" and fault.pid is not None:
             stopped.setdefault(fault.pid, fault)
+    keeps_history = any(op.f == "claim" for op in evidence.history.operations)
     held: dict[int, list[tuple[Story, Operation]]] = {}
     for story in evidence.stories:
         for claim in story.claims:
             if claim.pid in stopped and claim.type == "ok":
                 held.setdefault(claim.pid, []).append((story, claim))
     for pid, fault in stopped.items():
+        told = pid in evidence.history.last or pid in evidence.history.ends
+        if not told and fault.t_end is None and not keeps_history:
+            tally.missing(f"no worker keeps a history, so nobody knows when process {pid} ended")
+            continue
         if not _check_exit(evidence, tally, fault, grace_ms):
             continue
         for story, claim in held.get(pid, ()):

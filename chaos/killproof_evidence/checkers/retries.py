@@ -3,6 +3,7 @@
 from bisect import bisect_right
 
 from killproof_evidence.checkers.leases import DOUBT_NS
+from killproof_evidence.contract import TERMINAL
 from killproof_evidence.evidence import Change, Evidence, Story, at, at_end, where
 from killproof_evidence.finding import Finding, Tally
 from killproof_evidence.history import Operation
@@ -60,13 +61,28 @@ def _check_starts(evidence: Evidence, tally: Tally, story: Story) -> None:
             where(story.row),
         )
     row = story.row
-    if row is not None and row.attempts is not None and starts > row.attempts:
+    if row is None or row.attempts is None:
+        return
+    counted = row.attempts + _counted_before(story)
+    if starts > counted:
         tally.violate(
             story.label,
-            f"job {story.label} was started {starts} times, and the queue counted {row.attempts}",
+            f"job {story.label} was started {starts} times, and the queue counted {counted}",
             *(execution.at for execution in story.executions[:12]),
             row.at,
         )
+
+
+def _counted_before(story: Story) -> int:
+    """Return the attempts that replays have set back: a queue may count each life from 0."""
+    return sum(
+        (change.before.attempts or 0) - (change.attempts or 0)
+        for change in story.changes
+        if change.before is not None
+        and change.old in TERMINAL
+        and (change.attempts or 0) < (change.before.attempts or 0)
+        and story.tried("replay")
+    )
 
 
 def _check_counting(evidence: Evidence, tally: Tally, story: Story) -> None:
