@@ -7,7 +7,6 @@ A worker's array is read with numpy here, never there.
 
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -15,12 +14,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
+from killproof_bench import lines
 from killproof_bench.ledger import Account
+from killproof_bench.lines import CrewError as CrewError
 from killproof_bench.load import Ended, Spec
 from killproof_bench.recording import COLUMNS, SERVED_COLUMNS, Call, Kind, Served
 from killproof_bench.result import LockWatch, decode
@@ -35,10 +36,6 @@ READY_SECONDS = 120.0
 END_SECONDS = 60.0
 #: How often the live display moves while the workers work.
 TICK_SECONDS = 0.2
-
-
-class CrewError(RuntimeError):
-    """A worker process failed to start, or ended without its account: the tool failed, exit 3."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,14 +74,7 @@ class Crew:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in self._processes():
-            if process.poll() is None:
-                # A stopped process dies of SIGKILL alone.
-                process.kill()
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    pipe.close()
+        lines.end(self._processes())
 
     def wait_until_ready(self) -> None:
         """Wait until all workers have opened the file and said which pragmas they read back.
@@ -92,7 +82,7 @@ class Crew:
         Raises:
             CrewError: A worker ended, or their answers differ.
         """
-        facts = [self._line(process, READY_SECONDS) for process in self.workers]
+        facts = [lines.answer(process, READY_SECONDS) for process in self.workers]
         if any(fact != facts[0] for fact in facts):
             raise CrewError(f"the workers' connections differ: {facts}")
         self._observer = self._start("killproof_bench.observe", self._specs[0].database)
@@ -103,7 +93,7 @@ class Crew:
         start_ns = time.perf_counter_ns() + START_NS
         order = {"start_ns": start_ns, "stop_ns": start_ns + round(seconds * 1e9)}
         for process in self.workers:
-            self._tell(process, json.dumps(order))
+            lines.tell(process, json.dumps(order))
         return start_ns
 
     def stop(self) -> None:
@@ -123,13 +113,11 @@ class Crew:
         Raises:
             CrewError: A worker or the observer failed.
         """
-        ended = [Ended(**self._line(process, END_SECONDS)) for process in self.workers]
+        ended = [Ended(**lines.answer(process, END_SECONDS)) for process in self.workers]
         watch = self._end_observer()
         for process in self.workers:
-            self._tell(process, "")
-        for process in self.workers:
-            if process.wait(END_SECONDS):
-                raise CrewError(f"a worker process ended with status {process.returncode}")
+            lines.tell(process, "")
+        lines.wait_for_end(self.workers, END_SECONDS)
         calls = tuple(
             np.fromfile(spec.calls_file, dtype=np.int64).reshape(-1, COLUMNS)
             for spec in self._specs
@@ -162,30 +150,11 @@ class Crew:
             start_new_session=True,
         )
 
-    def _tell(self, process: "subprocess.Popen[str]", line: str) -> None:
-        assert process.stdin is not None
-        try:
-            process.stdin.write(line + "\n")
-            process.stdin.flush()
-        except BrokenPipeError as error:
-            raise CrewError(f"a worker process ended with status {process.wait()}") from error
-
-    def _line(self, process: "subprocess.Popen[str]", seconds: float) -> dict[str, Any]:
-        assert process.stdout is not None
-        # Each process writes one line and then waits, so nothing is left behind in the buffer.
-        if not select.select([process.stdout], [], [], seconds)[0]:
-            raise CrewError(f"a worker process said nothing for {seconds:g} s")
-        line = process.stdout.readline()
-        if not line:
-            raise CrewError(f"a worker process ended with status {process.wait()}")
-        message: dict[str, Any] = json.loads(line)
-        return message
-
     def _end_observer(self) -> LockWatch:
         assert self._observer is not None
         assert self._observer.stdin is not None
         self._observer.stdin.close()
-        watch = decode(LockWatch, self._line(self._observer, END_SECONDS))
+        watch = decode(LockWatch, lines.answer(self._observer, END_SECONDS))
         self._observer.wait()
         return watch
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from killproof import Queue, cli
-from killproof_bench import anatomy, command, report, sampling
+from killproof_bench import anatomy, command, lines, report, sampling
 from killproof_bench.crew import Crew, CrewError, Outcome, specs
 from killproof_bench.ledger import Account
 from killproof_bench.load import Deadline, Loop
@@ -220,6 +220,19 @@ def test_work_takes_its_time_for_each_job_of_a_batch_and_ends_with_the_run(
     # What is in hand at the end is finished without its work, and so is what is claimed with it.
     assert 0 < done <= spent_ms / job_ms + 2 * batch
     assert spent_ms < 20_000
+
+
+def test_a_process_that_was_killed_is_told_by_its_status_and_not_by_its_pipe() -> None:
+    """A broken pipe that got out would end the command as if its reader had gone: exit 0."""
+    process = subprocess.Popen(
+        [sys.executable, "-Sc", "input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    process.kill()
+    process.wait()
+
+    with pytest.raises(CrewError, match="ended with status -9"):
+        lines.tell(process, "go")
+    lines.end([process])
 
 
 def test_a_worker_process_that_cannot_open_the_file_fails_the_tool(place: Path) -> None:

@@ -5,7 +5,6 @@ Like `crew.Crew`, whose processes make one round each; these stay and make many.
 
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -13,10 +12,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
+from killproof_bench import lines
 from killproof_bench.crew import END_SECONDS, READY_SECONDS, TICK_SECONDS, Calls, CrewError
 from killproof_bench.ledger import Account
 from killproof_bench.load import Ended, Spec
@@ -87,13 +87,7 @@ class Pool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in self._processes:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    pipe.close()
+        lines.end(self._processes)
 
     def wait_until_ready(self) -> None:
         """Wait until all have opened the file.
@@ -102,7 +96,7 @@ class Pool:
             CrewError: One has ended.
         """
         for process in self._processes:
-            facts = self._line(process, READY_SECONDS)
+            facts = lines.answer(process, READY_SECONDS)
             self.facts = {name: str(value) for name, value in facts.items()}
 
     def slice(
@@ -128,7 +122,7 @@ class Pool:
         stop_ns = start_ns + round((warmup_seconds + seconds) * 1e9)
         for index, fields in changes.items():
             order = {"start_ns": start_ns, "stop_ns": stop_ns, "changes": dict(fields)}
-            self._tell(self._processes[index], json.dumps(order))
+            lines.tell(self._processes[index], json.dumps(order))
         try:
             while (left := stop_ns - time.perf_counter_ns()) > 0:
                 time.sleep(min(TICK_SECONDS, left / 1e9))
@@ -163,36 +157,15 @@ class Pool:
             CrewError: One failed.
         """
         for process in self._processes:
-            self._tell(process, "")
-        for process in self._processes:
-            if process.wait(END_SECONDS):
-                raise CrewError(f"a process ended with status {process.returncode}")
+            lines.tell(process, "")
+        lines.wait_for_end(self._processes, END_SECONDS)
 
     def _answer(self, index: int) -> Ended:
-        end = Ended(**self._line(self._processes[index], END_SECONDS))
+        end = Ended(**lines.answer(self._processes[index], END_SECONDS))
         self._names[index] = end.worker or self._names[index]
         if end.error is not None:
             raise CrewError(f"an error reached a worker: {end.error}")
         return end
-
-    def _tell(self, process: "subprocess.Popen[str]", line: str) -> None:
-        assert process.stdin is not None
-        try:
-            process.stdin.write(line + "\n")
-            process.stdin.flush()
-        except BrokenPipeError as error:
-            raise CrewError(f"a process ended with status {process.wait()}") from error
-
-    def _line(self, process: "subprocess.Popen[str]", seconds: float) -> dict[str, Any]:
-        assert process.stdout is not None
-        # Each process writes one line and then waits, so nothing is left behind in the buffer.
-        if not select.select([process.stdout], [], [], seconds)[0]:
-            raise CrewError(f"a process said nothing for {seconds:g} s")
-        line = process.stdout.readline()
-        if not line:
-            raise CrewError(f"a process ended with status {process.wait()}")
-        message: dict[str, Any] = json.loads(line)
-        return message
 
 
 def _table(path: str, columns: int) -> Calls:

@@ -19,6 +19,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from killproof_bench import lines
 from killproof_bench.peers.catalog import DRIVERS, Peer
 from killproof_bench.peers.drivers.loop import COLUMNS, Spec
 
@@ -147,13 +148,7 @@ class Workers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in self._processes:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    pipe.close()
+        lines.end(self._processes)
         for log in self._logs:
             log.close()
 
