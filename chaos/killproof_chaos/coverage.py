@@ -178,11 +178,18 @@ def _can_show(target: Target, sentence: str) -> bool:
     if sentence == EXPIRED:
         return has_history and target.audit is not None
     if sentence == REDELIVERED:
-        # One that takes a job out for good at its claim never delivers it again.
-        return target.audit is not None and _redelivers(target)
+        # One that takes a job out for good at its claim never delivers it again. Whose token, or
+        # whose handler's process, was the killed worker's must be told.
+        is_told = target.audit is not None and (target.audit.fence is not None or bool(points))
+        return is_told and _redelivers(target)
     if sentence == CRASHED:
         return bool(points)  # Elsewhere a handler may be a process of its own.
-    if sentence in {DEAD, *AT_STEPS}:
+    if sentence == REPEATED:
+        return _redelivers(target)
+    if sentence == DEAD:
+        words = () if target.audit is None else tuple(target.audit.states.values()) or ("dead",)
+        return "dead" in words
+    if sentence in AT_STEPS:
         return target.audit is not None
     if sentence == OUTLASTED:
         is_short = target.contract.parameters.get("lease_ms", 0) < min(LOCK_MS)
@@ -339,17 +346,20 @@ def _spared(facts: _Facts) -> bool:
 
 
 def _started_again(facts: _Facts) -> bool:
-    """Some handler's process was killed in it, and the job's handler was started once more."""
+    """Some job's process was killed while its handler ran, and the handler was started once more.
+
+    A handler that is a process of its own lives on, and names the one that had the job.
+    """
     died = {fault["pid"]: fault["t"] for fault in facts.of("kill")}
     began: dict[tuple[str, Any], int] = {}
     for record in facts.effects:
         who = str(record["job"]), record.get("pid")
-        if who[1] not in died:
-            continue
         if record["what"] == "start":
-            began[who] = died[who[1]]
-        elif record["what"] == "end":
-            began.pop(who, None)
+            death = died.get(record.get("worker", record.get("pid")))
+            if death is not None and death >= record["t"]:
+                began[who] = death
+        elif record["what"] == "end" and who in began and record["t"] < began[who]:
+            del began[who]
     cut = {job: t for (job, _), t in began.items()}
     return any(
         record["what"] == "start" and record["t"] > cut[str(record["job"])]

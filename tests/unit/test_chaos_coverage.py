@@ -11,6 +11,7 @@ from killproof_chaos.phases import PHASES
 from killproof_chaos.plan import NEMESES, Options
 from killproof_evidence.contract import Contract
 from killproof_evidence.store import Store
+from killproof_evidence.target import AuditMapping
 
 WHOLE: dict[str, Any] = {"interrupted": False, "drained": True, "problems": []}
 MOMENTS = ("begin", "locked", "written", "committed", "synced")
@@ -113,6 +114,15 @@ def test_a_target_is_not_obliged_to_what_it_cannot_show() -> None:
 
     assert coverage.RELEASED not in obliged
     assert "kill@release.begin" not in obliged
+
+
+def test_what_an_audit_cannot_show_is_not_obliged() -> None:
+    target = targets.load("minimal")
+    assert {coverage.DEAD, coverage.REDELIVERED} <= set(coverage.obliged(target, Options()))
+
+    target.audit = AuditMapping(table="job", id="id", state="state", states={1: "leased"})
+    target.sync_points = frozenset()  # type: ignore[attr-defined]
+    assert not {coverage.DEAD, coverage.REDELIVERED} & set(coverage.obliged(target, Options()))
 
 
 def test_a_phase_that_nobody_reaches_without_a_nemesis_is_not_obliged_without_it() -> None:
@@ -479,7 +489,7 @@ class _HandlersOnly:
     name, broken = "handlers-only", False
     sync_points = frozenset({"handler.start", "handler.end"})
     contract = Contract(promises={"P17": True}, parameters={"lease_ms": 5_000})
-    audit = object()
+    audit = AuditMapping(table="job", id="id", state="state")
     database = "queue.db"
 
 
@@ -515,3 +525,7 @@ def test_a_handler_that_begins_after_the_kill_of_its_first_is_a_job_delivered_ag
     assert not hit(said(40, 1, "start"), said(45, 1, "end"), said(90, 2, "start"))
     assert not hit(said(40, 3, "start"), said(90, 2, "start"))
     assert not hit(said(40, 1, "start"), said(45, 2, "start"))
+    # A handler in a program of its own survives the worker that had the job.
+    own = said(40, 7, "start") | {"worker": 1}
+    assert hit(own, said(60, 7, "end"), said(90, 8, "start"))
+    assert not hit(own, said(45, 7, "end"), said(90, 8, "start"))

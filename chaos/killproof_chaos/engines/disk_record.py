@@ -128,11 +128,14 @@ def record(name: str, target: Target, store: Store, *, seed: int, jobs: int) -> 
     ):
         beneath = preload_environment(control, library=library)
         crew = Crew(store, place, name, board, beneath=beneath)
+        # One that lets another program make its file calls is never seen to open the queue.
+        crew.are_workers_silent = not getattr(target, "sync_points", None)
         try:
             holds = disk_client.hosts_queue(target)
+            most = target.contract.parameters.get("workers_max", WORKERS)
             run = _Run(
                 crew=crew, control=control, store=store, place=place, lists=lists, seed=seed,
-                holds=holds,
+                holds=holds, workers=min(WORKERS, most),
             )  # fmt: skip
             database = run.play(max(KILLS_MIN, jobs // JOBS_PER_KILL))
         finally:
@@ -223,6 +226,7 @@ class _Run:
     lists: Sequence[Sequence[Operation]]
     seed: int
     holds: bool  #: whether somebody claims and gives back, which not every target can
+    workers: int
     kills: list[Kill] = field(default_factory=list)
     names: dict[int, str] = field(default_factory=dict)
     _database: Path = Path()
@@ -256,7 +260,7 @@ class _Run:
         return str(found["database"])
 
     def _start(self) -> None:
-        for number in range(1, WORKERS + 1):
+        for number in range(1, self.workers + 1):
             self.crew.spawn(f"w{number}", "worker")
         self.crew.spawn("c1", "checkpoint", database=str(self._database))
         if self.holds:
