@@ -9,6 +9,7 @@ changes no exit code: these commands measure, and a gate decides.
 import os
 import shutil
 import signal
+import sqlite3
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -82,11 +83,16 @@ def scratch(directory: Path) -> Iterator[Path]:
     """Give a folder of its own on the disk to be measured, and remove it whatever happens.
 
     SIGTERM, which is what a pipeline sends when its time is over, ends the run as Ctrl-C does.
+
+    Raises:
+        OSError: SQLite could not write there, as on a full disk.
     """
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     folder = Path(tempfile.mkdtemp(prefix=".killproof-bench-", dir=directory)).resolve()
     try:
         yield folder
+    except sqlite3.Error as error:
+        raise OSError(f"--dir {str(directory)!r}: {error}") from error
     finally:
         # A second Ctrl-C must not leave half of it behind.
         pressed = signal.signal(signal.SIGINT, signal.SIG_IGN)

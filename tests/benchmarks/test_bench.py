@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -290,6 +291,16 @@ def test_sigterm_ends_a_run_as_ctrl_c_does(place: Path) -> None:
     assert list(place.iterdir()) == []
     assert signal.getsignal(signal.SIGTERM) == before
     assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+
+
+def test_a_full_disk_is_told_with_the_folder_that_is_full(place: Path) -> None:
+    def run() -> None:
+        with command.scratch(place):
+            raise sqlite3.OperationalError("database or disk is full")
+
+    with pytest.raises(OSError, match=r"--dir '.*': database or disk is full"):
+        run()
+    assert list(place.iterdir()) == []
 
 
 def test_ctrl_c_reports_the_rounds_that_had_ended_and_leaves_nothing_behind(place: Path) -> None:

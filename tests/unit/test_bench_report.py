@@ -388,6 +388,22 @@ def test_no_goal_is_met_by_a_run_that_was_wrong() -> None:
     assert {row[1:] for row in rows} == {("void", "**no**")}
 
 
+def test_no_goal_is_met_by_figures_that_prove_nothing() -> None:
+    """Such as of a backlog that ran dry: the goals of other cells are told all the same."""
+    dry = Correctness(verdict="unknown", because=("the backlog ran dry",), jobs=9)
+    assert RESULT.stopped is not None
+    result = replace(
+        RESULT,
+        verdict="unknown",
+        cells=(CELLS[0], replace(CELLS[1], correctness=dry), *CELLS[2:]),
+        stopped=replace(RESULT.stopped, correctness=dry),
+    )
+
+    rows = report_goals.goals(result)
+    assert {row[1:] for row in rows[:5]} == {("void", "**no**")}
+    assert rows[5][1:] == ("0.010", "yes")
+
+
 def test_a_tail_that_no_pair_could_give_is_told_to_be_of_all_rounds() -> None:
     pooled = replace(RATIOS[0], p999_pooled=True)
     goals = report_goals.goals(replace(RESULT, ratios=(pooled,)))

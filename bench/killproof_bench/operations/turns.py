@@ -88,12 +88,13 @@ def run_child(module: str, spec: dict[str, Any], *, hash_seed: int) -> dict[str,
     process = subprocess.Popen(
         [sys.executable, "-m", module, json.dumps(spec)],
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
         start_new_session=True,
     )
     try:
-        line, _ = process.communicate(timeout=CHILD_SECONDS)
+        line, complaint = process.communicate(timeout=CHILD_SECONDS)
     except subprocess.TimeoutExpired as error:
         raise ChildError(f"{module} took longer than {CHILD_SECONDS:g} s") from error
     finally:
@@ -102,7 +103,8 @@ def run_child(module: str, spec: dict[str, Any], *, hash_seed: int) -> dict[str,
             process.send_signal(signal.SIGKILL)
             process.wait()
     if process.returncode:
-        raise ChildError(f"{module} ended with status {process.returncode}")
+        said = complaint.strip().rpartition("\n")[2]  # Of a trace the error itself.
+        raise ChildError(f"{module} ended with status {process.returncode}: {said or 'no word'}")
     told: dict[str, Any] = json.loads(line)
     return told
 
