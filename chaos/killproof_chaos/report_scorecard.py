@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -43,8 +42,8 @@ METHOD: Final = (
     "controls: healthy queues of this repository that must be accused of nothing.",
     f"A violation is printed where it was seen again: in each of {TRIES} tries when an engine that "
     f"repeats itself shows it (crash, disk, sim), in at least {RUNS_MIN} of {RUNS} runs of its "
-    "plan when only real processes do. What was seen and not confirmed is `unconfirmed`: it may "
-    "be rare, or the machine's, and accuses nobody.",
+    "plan when only real processes do. What was seen and not confirmed is told as unconfirmed: it "
+    "may be rare, or the machine's, and accuses nobody.",
     "A pass means that no violation was found within the budget. It does not mean that there is "
     "none, and an unknown is no fault: the evidence was not enough.",
 )
@@ -68,11 +67,11 @@ LEVELS: Final = {
 
 def terminal(record: Record) -> list[RenderableType]:
     """Return what is printed: the table, the violations, and one sentence."""
-    found = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    found = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     found.add_column("queue", no_wrap=True)
     found.add_column("verdict", no_wrap=True)
     for number in columns(record):
-        found.add_column(number.removeprefix("P"), justify="center")
+        found.add_column(number.removeprefix("P"), justify="center", min_width=2, no_wrap=True)
     for card in record["cards"]:
         mark, style = SIGNS[card["verdict"]]
         cells = {cell["promise"]: cell for cell in card["cells"]}
@@ -311,6 +310,7 @@ def _shown(card: Record, record: Record) -> dict[str, Any]:
     cells: Iterable[Record] = card["cells"]
     return {
         **card,
+        "record": card.get("record"),  # One that could not be run has none.
         "of": {cell["promise"]: cell for cell in cells},
         "made": promised(card),
         "accusations": [{**cell, "note": note_of(card, cell, record)}

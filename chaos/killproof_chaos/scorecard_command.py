@@ -40,7 +40,7 @@ def scorecard(
         list[str] | None, typer.Option(help="Only this queue; may be given several times.")
     ] = None,
     budget_each: Annotated[
-        str, typer.Option(help="How long each queue is judged; what confirms comes on top.")
+        str, typer.Option(help="For each queue, at least; confirming comes on top.")
     ] = "1m",
     seed: Annotated[int, typer.Option(help="Of all runs.")] = 1,
     notes: Annotated[

@@ -112,6 +112,8 @@ def test_a_card_says_the_verdict_its_command_where_it_is_promised_and_what_was_n
     tmp_path: Path,
 ) -> None:
     cards = [card("minimal", control=True, P1="pass", P6="pass"), card("q", P1="crash", P6="pass")]
+    gone = {key: value for key, value in card("gone", P1="pass").items() if key != "record"}
+    cards.append(gone | {"verdict": "failed", "why": "no <version> of it", "cells": []})
     told = {
         "cards": cards, "notes": {"q": {"P1": "q.py:7 acknowledges <first>"}}, "seed": 1,
         "argv": ["killproof", "chaos", "scorecard"], "budget": 60.0, "version": "0", "ended": 1.7e9,
@@ -119,7 +121,9 @@ def test_a_card_says_the_verdict_its_command_where_it_is_promised_and_what_was_n
     page = report_scorecard.write_reports(told, tmp_path / "card.md")
     text = (tmp_path / "card.md").read_text(encoding="utf-8")
 
-    assert report_scorecard.sentence(told) == "1 public queue: 1 violated; controls pass"
+    assert report_scorecard.sentence(told) == (
+        "2 public queues: 1 violated, 1 could not be run; controls pass"
+    )
     assert "| queue | version | evidence | P1 | P6 | all |" in text
     assert "| **minimal** (control) | minimal 1.0 | L1 | ✓ pass | ✓ pass | ✓ pass |" in text
     assert "| **q** | q 1.0 | L1 | ✗ violated | ✓ pass | ✗ violated |" in text
@@ -127,6 +131,7 @@ def test_a_card_says_the_verdict_its_command_where_it_is_promised_and_what_was_n
                  "Not tested:", "options of an enqueue other than: delay",
                  "2023-11-14"):  # fmt: skip
         assert said in text
+    assert "could not be run, which says nothing of it: no &lt;version&gt; of it" in text
     assert "q.py:7 acknowledges &lt;first&gt;" in page.read_text(encoding="utf-8")
 
 

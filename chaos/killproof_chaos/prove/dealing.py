@@ -192,6 +192,11 @@ def plan(asked: Asked, facts: Facts) -> Plan:
     return Plan(asked=asked, runs=_dealt(named, asked.shards), left_out=left_out)
 
 
+def needed(facts: Facts) -> float:
+    """Return the budget in seconds that leaves no engine out, and some time for a slow machine."""
+    return sum(_LEAST[name](facts)[1] for name in able(facts)) / PLANNED
+
+
 def again(run: Run, number: int) -> Run:
     """Return an owed run once more, with a seed that no other run has."""
     at = run.words.index("--seed")

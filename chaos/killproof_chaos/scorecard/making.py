@@ -46,7 +46,7 @@ class Asked:
     """What the user asked for."""
 
     only: tuple[str, ...] = ()
-    budget: float = 60.0  #: s for each queue, without what confirms
+    budget: float = 60.0  #: s for each queue; more where all engines need more
     seed: int = 1
 
     def argv(self) -> list[str]:
@@ -101,9 +101,9 @@ def card_of(name: str, asked: Asked, folder: Path, say: Say) -> dict[str, Any]:
     say("being installed")
     if why := _unready(target):
         return facts | {"verdict": FAILED, "why": why, "cells": []}
-    plan = dealing.plan(
-        dealing.Asked(target=name, budget=asked.budget, seed=asked.seed), dealing.facts_of(target)
-    )
+    seen = dealing.facts_of(target)
+    budget = max(asked.budget, round(dealing.needed(seen)))
+    plan = dealing.plan(dealing.Asked(target=name, budget=budget, seed=asked.seed), seen)
     store = Store.create(folder / PROVED)
     record = perform(plan, 1, store, lambda turn: say(_line(turn)), report=False)
     if stores.read(folder / PROVED).run["interrupted"]:
