@@ -47,7 +47,7 @@ class Plugin:
     seconds: float
     seed: int | None
     unknown_fails: bool
-    folder: Path  #: of this session; processes of xdist share it
+    folder: Path  #: of all runs; the processes of xdist share it
     cwd: Path
     python_path: str
     seen: dict[tuple[str, str], Outcome] = field(default_factory=dict)
