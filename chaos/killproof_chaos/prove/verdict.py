@@ -265,7 +265,8 @@ def _because(
         if not run.owed or run.shard not in case.shards:
             continue
         if run.name not in made:
-            yield f"{run.engine} was not run: the time ended first"
+            why = "the run was interrupted" if case.interrupted else "the time ended first"
+            yield f"{run.engine} was not run: {why}"
         elif made[run.name].outcome.verdict == FAILED:
             yield f"{run.engine} failed, which says nothing of the queue: {_why(made[run.name])}"
     for name, one in engines.items():
