@@ -139,7 +139,8 @@ def watch(
     print(report_watch.to_json(told) if as_json else report_watch.terminal(told))
     if report is not None:
         report.write_text(report_watch.markdown(told), encoding="utf-8")
-        print(f"report: {report}", file=sys.stderr)
+        report.with_suffix(".json").write_text(report_watch.to_json(told) + "\n", encoding="utf-8")
+        print(f"report: {report}, and .json beside it", file=sys.stderr)
     raise typer.Exit(EXIT_CODES[result.correctness.verdict])
 
 

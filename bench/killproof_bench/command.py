@@ -43,7 +43,9 @@ Dir = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Report = Annotated[
     Path | None,
-    typer.Option(metavar="FILE.md", help="Write a Markdown report, and FILE.json beside it."),
+    typer.Option(
+        metavar="FILE.md", help="Write a Markdown report; FILE.json and its page go beside it."
+    ),
 ]
 Seed = Annotated[int, typer.Option(help="Of the order of rounds and of the intervals.")]
 Durable = Annotated[Level, typer.Option(help="What an acknowledgement survives.")]

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from killproof import Queue, cli
 from killproof_bench import anatomy, command, lines, report, sampling
+from killproof_bench import cli as bench_cli
 from killproof_bench.crew import Crew, CrewError, Outcome, specs
 from killproof_bench.ledger import Account
 from killproof_bench.load import Deadline, Loop
@@ -366,6 +368,21 @@ def test_wrong_usage_is_one_line_that_names_the_value(
     assert complaint in said.err
     assert said.err.count("\n") == 1
     assert said.out == ""
+
+
+def test_every_command_and_option_of_the_bench_is_on_its_page() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "bench.md").read_text(encoding="utf-8")
+    commands: dict[str, Any] = vars(typer.main.get_command(bench_cli.app))["commands"]
+
+    missing = [name for name in commands if f"killproof bench {name}" not in page]
+    missing += [
+        f"{name} {parameter.opts[0]}"
+        for name, each in commands.items()
+        for parameter in each.params
+        if parameter.param_type_name == "option"
+        and not any(option in page for option in (*parameter.opts, *parameter.secondary_opts))
+    ]
+    assert missing == []
 
 
 def test_watchers_are_measured_beside_the_same_workers_without_them(place: Path) -> None:

@@ -122,10 +122,12 @@ def test_the_goal_of_one_worker_stands_beside_the_faster_bare_loop() -> None:
 def test_many_producers_have_to_win_more_where_a_sync_is_slow(
     raw: tuple[float, ...], met: bool
 ) -> None:
-    found = comparison({KILLPROOF: [150], "reference": [100]}, operation=goals.SINGLE, raw=raw)
+    found = comparison({KILLPROOF: [150], "reference": [100]}, operation=goals.single(16), raw=raw)
 
     (goal,) = goals.goals([found], None)
     assert goal.met is met
+    fewer = dataclasses.replace(found, operation=goals.single(4))
+    assert goals.goals([fewer], None) == ()
 
 
 def test_a_wrong_run_voids_its_goals_and_its_sentence() -> None:

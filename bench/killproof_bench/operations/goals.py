@@ -24,8 +24,8 @@ NAMED_MAX: Final = 3
 IDLE_START_MS: Final = 5.0
 #: Of one core, for each idle worker.
 IDLE_CPU: Final = 0.01
-#: Single enqueues of many processes: the operation's name.
-SINGLE: Final = "enqueue, 16 producers"
+#: So many processes are asked of; with others there is no goal.
+PRODUCERS: Final = 16
 
 
 def goals(comparisons: Sequence[Comparison], idle: Idle | None) -> tuple[Goal, ...]:
@@ -39,11 +39,17 @@ def goals(comparisons: Sequence[Comparison], idle: Idle | None) -> tuple[Goal, .
             for ratio in each.ratios:
                 what = f"{each.operation}, {each.durability}, of {ratio.against}"
                 found.append(_goal(what, ratio.value, asked, each))
-        elif each.operation == SINGLE:
+        elif each.operation == single(PRODUCERS):
             asked = SINGLE_SLOW_DISK if min(each.raw) < SLOW_DISK else SINGLE_FAST_DISK
             (ratio,) = each.ratios
-            found.append(_goal(f"{SINGLE}, of the {ratio.against}", ratio.value, asked, each))
+            what = f"{each.operation}, of the {ratio.against}"
+            found.append(_goal(what, ratio.value, asked, each))
     return (*found, *(_idle(idle) if idle is not None else ()))
+
+
+def single(producers: int) -> str:
+    """Return the name of the operation in which so many processes enqueue single jobs."""
+    return f"enqueue, {producers} producers"
 
 
 def sentence(found: Sequence[Goal], verdict: Verdict) -> str:

@@ -21,7 +21,7 @@ from killproof_bench.machine import raw_syncs_per_second
 from killproof_bench.operations import enqueue_loop, entries, producing
 from killproof_bench.operations.comparing import compared
 from killproof_bench.operations.enqueue_arms import ARMS, KILLPROOF, OPERATIONS
-from killproof_bench.operations.goals import SINGLE
+from killproof_bench.operations.goals import PRODUCERS, single
 from killproof_bench.operations.producer import Spec
 from killproof_bench.operations.producing import Produced
 from killproof_bench.operations.result import Comparison
@@ -33,7 +33,6 @@ from killproof_bench.scenarios.claim import Durability
 BATCH = 1_000
 #: Batches of each arm in a repeat; a batch takes about 20 ms.
 SLICES = 8
-PRODUCERS = 16
 REFERENCE = "reference"
 WAITING = {
     KILLPROOF: "turnstile, then an own loop",
@@ -171,7 +170,7 @@ def _producers(
     folder: Path, plan: Plan, environment: Mapping[str, str], tick: Callable[[str], None]
 ) -> Comparison:
     """Compare single enqueues of many processes with the plain reference at FULL."""
-    template = _empty(folder, "power")
+    template, operation = _empty(folder, "power"), single(plan.producers)
     repeats: defaultdict[str, list[Turned]] = defaultdict(list)
     facts: dict[str, dict[str, str]] = {}
     verdicts: list[Correctness] = []
@@ -179,7 +178,7 @@ def _producers(
     for number in range(plan.repeats):
         pair = (KILLPROOF, REFERENCE) if number % 2 else (REFERENCE, KILLPROOF)
         for arm in pair:
-            tick(f"{SINGLE}, {arm}")
+            tick(f"{operation}, {arm}")
             place = folder / "repeat"
             place.mkdir()
             copy_durably(template, place / "queue.db")
@@ -197,7 +196,7 @@ def _producers(
         raw.append(raw_syncs_per_second(folder))
     template.unlink()
     return compared(
-        operation=SINGLE,
+        operation=operation,
         durability="power",
         repeats={arm: repeats[arm] for arm in (KILLPROOF, REFERENCE)},
         facts=facts,
