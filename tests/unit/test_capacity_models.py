@@ -17,16 +17,17 @@ crowds = st.integers(min_value=1, max_value=40)
 
 def machine_repairman(demand: float, delay: float, workers: int, servers: int = 1) -> float:
     """Jobs/s by the balance of a birth-and-death process: arrivals (N-j)/Z, service min(j,c)/D."""
-    weights = [1.0]
+    logs = [0.0]
     for waiting in range(1, workers + 1):
         arrives = (workers - waiting + 1) / delay
-        weights.append(weights[-1] * arrives * demand / min(waiting, servers))
+        logs.append(logs[-1] + math.log(arrives * demand / min(waiting, servers)))
+    weights = [math.exp(log - max(logs)) for log in logs]
     busy = sum(w * min(j, servers) for j, w in enumerate(weights))
     return busy / sum(weights) / demand
 
 
-@pytest.mark.parametrize("servers", [1, 2, 3])
-@pytest.mark.parametrize("workers", [1, 2, 3, 7, 30])
+@pytest.mark.parametrize("servers", [1, 2, 3, 15, 63])
+@pytest.mark.parametrize("workers", [1, 2, 7, 30, 256])
 def test_mva_equals_the_exact_machine_repairman(workers: int, servers: int) -> None:
     solved = models.mva([Station(demand=0.02, servers=servers)], 0.1, workers)
 

@@ -68,41 +68,58 @@ def mva(stations: Sequence[Station], delay: float, workers: int) -> Solution:
     >>> mva([Station(demand=1.0)], 3.0, 1).throughput
     0.25
     """
+    return _populations(stations, delay, workers)[-1]
+
+
+def _populations(stations: Sequence[Station], delay: float, workers: int) -> list[Solution]:
+    """Solve for each number of workers from 1 on."""
+    # How often a station of several servers is empty follows from the network without it.
+    without = [
+        _populations([*stations[:place], *stations[place + 1 :]], delay, workers)
+        if station.servers > 1
+        else []
+        for place, station in enumerate(stations)
+    ]
     queues = [0.0] * len(stations)
     busy = [0.0] * len(stations)
     # idle[m][j]: the probability of j jobs at station m, for as many as leave a server idle.
     idle = [[1.0] + [0.0] * (station.servers - 1) for station in stations]
-    fastest = min(station.servers / station.demand for station in stations)
-    throughput = 0.0
-    residence = [0.0] * len(stations)
+    fastest = min((station.servers / station.demand for station in stations), default=math.inf)
+    found = []
     for population in range(1, workers + 1):
+        residence = []
         for place, station in enumerate(stations):
             spare = sum(
                 (station.servers - 1 - j) * idle[place][j] for j in range(station.servers - 1)
             )
             rest = busy[place] * (station.variation - 1) / 2 if station.servers == 1 else 0.0
-            residence[place] = station.demand / station.servers * (1 + queues[place] + spare + rest)
+            residence.append(station.demand / station.servers * (1 + queues[place] + spare + rest))
+        cycle = delay + sum(residence)
         # The correction can forget that nothing leaves a station faster than it serves.
-        throughput = min(population / (delay + sum(residence)), fastest)
+        throughput = min(population / cycle if cycle else math.inf, fastest)
         for place, station in enumerate(stations):
             queues[place] = throughput * residence[place]
             busy[place] = throughput * station.demand / station.servers
-            idle[place] = _idle(idle[place], throughput * station.demand)
-    return Solution(
-        throughput=throughput,
-        residence=tuple(residence),
-        utilisation=tuple(busy),
-    )
+            if station.servers > 1:
+                share = throughput / without[place][population - 1].throughput
+                idle[place] = _idle(idle[place], throughput * station.demand, share)
+        found.append(
+            Solution(throughput=throughput, residence=tuple(residence), utilisation=tuple(busy))
+        )
+    return found
 
 
-def _idle(before: Sequence[float], load: float) -> list[float]:
-    """Return the probabilities of 0 to servers - 1 jobs, from those with one worker less."""
-    servers = len(before)
-    after = [0.0] + [load / j * before[j - 1] for j in range(1, servers)]
-    busy = load + sum((servers - j) * after[j] for j in range(1, servers))
-    # Near saturation the difference of two nearly equal numbers can fall below 0 by rounding.
-    after[0] = max(0.0, 1 - busy / servers)
-    return after
+def _idle(before: Sequence[float], load: float, share: float) -> list[float]:
+    """Return the probabilities of 0 to servers - 1 jobs, from those with one worker less.
+
+    That of none is usually taken as what the others leave of 1. With more than a few servers such
+    a difference of nearly equal numbers is all rounding near saturation, and grows: with 8 servers
+    and 256 workers throughput was 2% too low, with 16 two thirds. It is taken as a product here:
+    throughput over that of the network without the station (Reiser, Mean-value analysis and
+    convolution method for queue-dependent servers in closed queueing networks, Performance
+    Evaluation 1, 1981).
+    """
+    return [before[0] * share] + [load / j * before[j - 1] for j in range(1, len(before))]
 
 
 def bound(demand: float, delay: float, workers: float) -> float:
