@@ -12,7 +12,7 @@ from killproof_bench.measure import Samples
 from killproof_bench.recording import COLUMNS, SERVED_COLUMNS, Call, Kind
 from killproof_bench.report_goals import TARGETS
 from killproof_bench.sampling import sample
-from killproof_bench.scenarios.claim import Plan, Step, order, processes
+from killproof_bench.scenarios.claim import BACKLOG_PER_SECOND, Plan, Step, order, processes
 from killproof_bench.scenarios.stopped import loss
 
 SECOND = 1_000_000_000
@@ -174,6 +174,16 @@ def test_without_producers_the_workers_share_the_rate_in_batches(tmp_path: Path)
 
     assert {(spec.role, spec.loop, spec.rate_per_s) for spec in told} == {("worker", "open", 10.0)}
     assert plan.backlog > 200.0 * (plan.seconds + plan.warmup_seconds)
+
+
+def test_a_rate_far_above_what_any_queue_takes_seeds_no_more_than_that(tmp_path: Path) -> None:
+    """A million a second would be fourteen million rows, and as many records of each worker."""
+    plan = Plan(loop="open", rate_per_s=1e6, producers=0)
+    fed = Plan(loop="open", rate_per_s=1e6, producers=1)
+    most = BACKLOG_PER_SECOND * (plan.seconds + plan.warmup_seconds) + 1_000
+
+    assert plan.backlog <= most
+    assert all(spec.calls_max <= most for spec in processes(tmp_path, fed, next(order(fed))))
 
 
 def test_both_arms_of_a_pair_have_the_same_schedule(tmp_path: Path) -> None:

@@ -76,9 +76,16 @@ class Plan:
             return self.jobs
         seconds = self.seconds + self.warmup_seconds
         if self.loop == "open":
-            # Twice what the schedule takes: an open loop must not run dry either.
-            return 0 if self.producers else round(2 * self.rate_per_s * seconds) + 1_000
-        return round((BACKLOG_PER_SECOND if self.batch == 1 else BATCHED_PER_SECOND) * seconds)
+            return 0 if self.producers else self.arriving(self.batch)
+        return round(most_per_second(self.batch) * seconds)
+
+    def arriving(self, batch: int) -> int:
+        """Return more jobs than an open loop's schedule can bring, or any queue can take.
+
+        A schedule is a matter of chance: room for twice its mean, and for a short one's spread.
+        """
+        seconds = self.seconds + self.warmup_seconds
+        return round(min(2 * self.rate_per_s, most_per_second(batch)) * seconds) + 1_000
 
     @property
     def synchronous(self) -> str:
@@ -102,6 +109,11 @@ class Plan:
             finished=self.finished,
             job_ms=self.job_ms,
         )
+
+
+def most_per_second(batch: int) -> int:
+    """Return more jobs per second than any queue takes from one file."""
+    return BACKLOG_PER_SECOND if batch == 1 else BATCHED_PER_SECOND
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,10 +271,9 @@ class Bench:
 
 def processes(folder: Path, plan: Plan, step: Step) -> list[Spec]:
     """Return what each worker, and behind them each producer, of one round is told."""
-    seconds = plan.warmup_seconds + plan.seconds
     fed = plan.loop == "open" and plan.producers > 0
-    # A schedule is a matter of chance: room for twice its mean, and for a short one's spread.
-    arriving = round(2 * plan.rate_per_s * seconds) + 1_000 if fed else 0
+    # Producers enqueue one by one.
+    arriving = plan.arriving(1) if fed else 0
     workers = [
         dataclasses.replace(
             spec,
