@@ -255,6 +255,7 @@ def _ratio(ours: Cell, reference: Cell) -> Ratio:
     pairs = tuple(_pair(*rounds) for rounds in zip(ours.rounds, reference.rounds, strict=False))
     tails = [pair.p999 for pair in pairs if pair.p999 is not None]
     pooled = len(tails) < len(pairs)
+    rates = [pair.throughput for pair in pairs if pair.throughput is not None]
     longest = [pair.longest for pair in pairs if pair.longest is not None]
     return Ratio(
         workers=ours.workers,
@@ -266,14 +267,14 @@ def _ratio(ours: Cell, reference: Cell) -> Ratio:
         else statistics.median(tails),
         p999_pooled=pooled,
         longest=statistics.median(longest) if longest else None,
-        throughput=statistics.median(pair.throughput for pair in pairs),
+        throughput=statistics.median(rates) if rates else None,
         pairs=pairs,
     )
 
 
 def _pair(ours: Round, reference: Round) -> Pair:
     return Pair(
-        throughput=_over(ours.jobs_per_s, reference.jobs_per_s) or 0.0,
+        throughput=_over(ours.jobs_per_s, reference.jobs_per_s),
         p999=_over(ours.p999_ms, reference.p999_ms),
         longest=_over(ours.max_ms, reference.max_ms),
         fewest_over_most=measure.fewest_over_most(ours.counts),

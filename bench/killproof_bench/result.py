@@ -212,7 +212,7 @@ class Cell:
 class Pair:
     """Two rounds that stood side by side in time: killproof's over the reference's."""
 
-    throughput: float
+    throughput: float | None  #: `None` where the reference did nothing: it is beyond all ratios.
     p999: float | None  #: `None` where either round had too few samples.
     longest: float | None
     fewest_over_most: float  #: Killproof's own.

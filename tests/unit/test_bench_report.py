@@ -616,3 +616,11 @@ def test_open_loops_that_differ_in_their_rate_alone_make_one_picture() -> None:
     assert "p99 of the time to claim, ms; 16 workers, power, poisson" in drawn
     assert "jobs/s offered" in drawn
     assert report_curves.over_load(rates[:2]) == []
+
+
+def test_a_reference_that_did_nothing_has_no_ratio_rather_than_a_ratio_of_nothing() -> None:
+    nothing = replace(ROUND, jobs_per_s=0.0, max_ms=0.0, p999_ms=None)
+    (ratio,) = ratios((replace(CELLS[0], rounds=(ROUND,)), replace(CELLS[1], rounds=(nothing,))))
+
+    assert ratio.throughput is None
+    assert "throughput ratio n/a" in report.ratio_line(ratio)
