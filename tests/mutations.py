@@ -777,6 +777,20 @@ WAKING = (
         "",
         f"{WAKES}wait_ends_soon_after",
     ),
+    m(
+        "waking: and the pause after a vain wake-up",
+        "jobs.py",
+        "                if until():\n                    return False\n",
+        "",
+        f"{WAKES}follows_a_vain_wake_up",
+    ),
+    m(
+        "waking: a blocked step wakes nobody",
+        "jobs.py",
+        'if values["state"] != "blocked":',
+        "if True:",
+        f"{WAKES}not_for_those_that_wait",
+    ),
 )
 
 PREFETCH = (
@@ -807,6 +821,34 @@ PREFETCH = (
         ">= KEEP_SECONDS * 1e9:",
         ">= 1e18:",
         f"{PREFETCHES}no_ack_waits",
+    ),
+    m(
+        "prefetch: the next look is when an ack is due",
+        "../prefetching.py",
+        "return min(seconds, max(0.0, KEEP_SECONDS - kept_seconds))",
+        "return min(seconds, KEEP_SECONDS)",
+        f"{PREFETCHES}has_looked_just_before",
+    ),
+    m(
+        "prefetch: who leaves waits for the acks that are being written",
+        "../prefetching.py",
+        "with self._writing:",
+        "if True:",
+        f"{PREFETCHES}leaves_waits_for",
+    ),
+    m(
+        "prefetch: an error loses no ack that was kept back",
+        "../prefetching.py",
+        "if kind is not None:",
+        "if False:",
+        f"{PREFETCHES}ends_by_an_error",
+    ),
+    m(
+        "prefetch: a busy file ends no worker",
+        "../worker.py",
+        'except TRANSIENT as error:\n                self._note_transient("look',
+        'except FloatingPointError as error:\n                self._note_transient("look',
+        f"{PREFETCHES}looked_at_ends_no",
     ),
     m(
         "prefetch: a stop gives back at once",
