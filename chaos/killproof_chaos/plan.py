@@ -13,7 +13,7 @@ import json
 import random
 import zlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -261,6 +261,9 @@ def make(
         capabilities: what is asked of the queue besides jobs.
         contract: of the queue; it is asked for nothing that the contract says it has not.
     """
+    if contract is not None:
+        most = contract.parameters.get("workers_max", options.workers)
+        options = replace(options, workers=min(options.workers, most))
     source = random.Random(f"faults {options.seed}")
     faults: list[Fault] = []
     for name, count in (("kill", options.kills), ("pause", options.pauses)):

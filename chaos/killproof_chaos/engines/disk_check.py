@@ -23,7 +23,7 @@ from typing import Any, Final
 from killproof.core.clock import ManualClock
 from killproof.core.host import Host, KernelLocks
 from killproof_chaos.engines.disk_client import add_effects, hosts_queue
-from killproof_evidence.contract import TERMINAL, Contract
+from killproof_evidence.contract import DELETED, TERMINAL, Contract
 from killproof_evidence.evidence import payload_digest
 from killproof_evidence.target import AuditMapping, JobRow, Target
 
@@ -69,6 +69,8 @@ class Outcome:
     jobs: int  #: rows found
     checked: Mapping[str, int]  #: promise -> cases that this image held
     hangs: bool = False  #: it was not open in time
+    #: ids of the rows, where rows go by themselves; None: a row that is missing is lost
+    there: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,6 +228,7 @@ class Checker:
             opens=True,
             jobs=len(look.before),
             checked=dict(checked),
+            there=frozenset(look.before) if removes_rows(self._contract) else None,
         )
 
     def _make_again(self) -> None:
@@ -442,10 +445,15 @@ def moves(
             yield Broken(promise="P7", job=id_, story=story)
 
 
+def removes_rows(contract: Contract) -> bool:
+    """Say whether the contract lets the row of a job go."""
+    return any(DELETED in news for news in contract.edges.values())
+
+
 def states_of(contract: Contract) -> frozenset[str]:
     """Return every state that the contract's edges name; empty when it has none."""
     named = {old for old in contract.edges if old != "start"}
-    named |= {new for news in contract.edges.values() for new in news if new != "deleted"}
+    named |= {new for news in contract.edges.values() for new in news if new != DELETED}
     return frozenset(named)
 
 

@@ -11,12 +11,12 @@ import random
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Final
 
-from killproof_chaos.engines.disk_check import Checker, Outcome, Told
+from killproof_chaos.engines.disk_check import Checker, Outcome, Told, removes_rows
 from killproof_chaos.engines.disk_model import Disk, Tape, World, digest
 from killproof_chaos.engines.disk_policy import Policy
 from killproof_chaos.engines.warm import die_with_parent
@@ -176,17 +176,45 @@ def _images(
     disk.play(step)
     notes, pending = tape.notes_before(step), disk.pending
     prepared = notes > work.prepared
+
+    def look(policy: Policy) -> tuple[bytes, bool]:
+        """See to it that this image has been looked at; say which, and whether it is only now."""
+        began = time.process_time()
+        files = disk.image(policy, random.Random(f"{work.seed} {step} {policy}"))
+        name = digest(files)
+        checker.spent["rebuild"] += time.process_time() - began
+        if opened := (name, prepared) not in seen:
+            seen[name, prepared] = checker.check(files, prepared=prepared)
+        return name, opened
+
+    whole: Outcome | None = None  # Everything that had been written, where rows go by themselves.
+    if removes_rows(work.target.contract):
+        whole = seen[look(Policy.KEEP)[0], prepared]
     name: bytes | None = None
     for policy in work.policies:
         opened = False
         if name is None or pending:  # Else every policy leaves the same files.
-            began = time.process_time()
-            files = disk.image(policy, random.Random(f"{work.seed} {step} {policy}"))
-            name = digest(files)
-            checker.spent["rebuild"] += time.process_time() - began
-            if opened := (name, prepared) not in seen:
-                seen[name, prepared] = checker.check(files, prepared=prepared)
+            name, opened = look(policy)
+        outcome = seen[name, prepared]
+        if whole is not None:
+            outcome = without_the_removed(outcome, whole, work.told)
         yield Image(
             step=step, policy=policy, world=world, digest=name, pending=pending, notes=notes,
-            outcome=seen[name, prepared], opened=opened,
+            outcome=outcome, opened=opened,
         )  # fmt: skip
+
+
+def without_the_removed(outcome: Outcome, whole: Outcome, told: Sequence[Told | None]) -> Outcome:
+    """Take from what is missing in an image the jobs whose rows the queue had removed by then.
+
+    They are those that are missing as well from what the disk holds with everything written on it.
+    """
+    if outcome.there is None or whole.there is None:
+        return replace(outcome, there=None)
+    kept = outcome.there | whole.there
+    missing = tuple(
+        number
+        for number in outcome.unhonoured
+        if (fact := told[number]) is not None and fact.job in kept
+    )
+    return replace(outcome, unhonoured=missing, there=None)
