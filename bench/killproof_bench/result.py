@@ -340,13 +340,28 @@ def from_json(text: str) -> BenchResult:
     Raises:
         ValueError: Another schema, or a field that is missing or unknown.
     """
-    document = json.loads(text)
-    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-        raise ValueError(f"this is not a bench result of schema {SCHEMA}")
-    return decode(BenchResult, document)
+    return read(BenchResult, text, schema=SCHEMA, what="a bench result")
 
 
 Value = TypeVar("Value")
+
+
+def read(kind: type[Value], text: str, *, schema: int, what: str) -> Value:
+    """Return a recorded result of whatever command.
+
+    Args:
+        kind: Its dataclass.
+        text: The JSON that its `to_json` wrote.
+        schema: The only one that is known.
+        what: It is called so when it is refused.
+
+    Raises:
+        ValueError: Another schema, or a field that is missing or unknown.
+    """
+    document = json.loads(text)
+    if not isinstance(document, dict) or document.get("schema") != schema:
+        raise ValueError(f"this is not {what} of schema {schema}")
+    return decode(kind, document)
 
 
 def decode(kind: type[Value], document: dict[str, Any]) -> Value:

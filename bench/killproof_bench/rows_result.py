@@ -4,7 +4,7 @@ import dataclasses
 import json
 from dataclasses import dataclass
 
-from killproof_bench.result import Noise, OperationCost, Verdict, decode
+from killproof_bench.result import Noise, OperationCost, Verdict, read
 
 #: Rises with every change of these fields; a reader refuses what it does not know.
 SCHEMA = 1
@@ -55,7 +55,4 @@ def from_json(text: str) -> GrowthResult:
     Raises:
         ValueError: Another schema, or a field that is missing or unknown.
     """
-    document = json.loads(text)
-    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-        raise ValueError(f"this is not a result of schema {SCHEMA} of growing files")
-    return decode(GrowthResult, document)
+    return read(GrowthResult, text, schema=SCHEMA, what="a result of growing files")

@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass
 from typing import Literal
 
-from killproof_bench.result import ClaimCard, Correctness, Figure, Noise, decode
+from killproof_bench.result import ClaimCard, Correctness, Figure, Noise, read
 
 #: Raised whenever a field changes its meaning; a reader refuses what it does not know.
 SCHEMA = 1
@@ -229,7 +229,4 @@ def from_json(text: str) -> CapacityResult:
     Raises:
         ValueError: Another schema, or a field that is missing or unknown.
     """
-    document = json.loads(text)
-    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-        raise ValueError(f"this is not a capacity result of schema {SCHEMA}")
-    return decode(CapacityResult, document)
+    return read(CapacityResult, text, schema=SCHEMA, what="a capacity result")

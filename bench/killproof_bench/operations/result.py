@@ -8,7 +8,7 @@ import dataclasses
 import json
 from dataclasses import dataclass
 
-from killproof_bench.result import ClaimCard, Correctness, Figure, Noise, Verdict, decode
+from killproof_bench.result import ClaimCard, Correctness, Figure, Noise, Verdict, read
 
 #: Rises with every change of these fields; a reader refuses what it does not know.
 SCHEMA = 1
@@ -129,7 +129,4 @@ def from_json(text: str) -> OperationsResult:
     Raises:
         ValueError: Another schema, or a field that is missing or unknown.
     """
-    document = json.loads(text)
-    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-        raise ValueError(f"this is not a result of schema {SCHEMA} of the single figures")
-    return decode(OperationsResult, document)
+    return read(OperationsResult, text, schema=SCHEMA, what="a result of the single figures")
