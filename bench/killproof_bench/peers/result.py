@@ -7,9 +7,9 @@ figure that was refused is `None` with the number of its samples, never left out
 import dataclasses
 import json
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from killproof_bench.result import ClaimCard, Correctness, Figure, Noise, Verdict, decode
+from killproof_bench.result import ClaimCard, Correctness, Figure, Noise, Verdict, read
 
 #: Raised whenever a field changes its meaning; a reader refuses what it does not know.
 SCHEMA = 1
@@ -150,7 +150,4 @@ def from_json(text: str) -> PeersResult:
     Raises:
         ValueError: Another schema, or a field that is missing or unknown.
     """
-    document: Any = json.loads(text)
-    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-        raise ValueError(f"this is not a result of bench peers of schema {SCHEMA}")
-    return decode(PeersResult, document)
+    return read(PeersResult, text, schema=SCHEMA, what="a result of bench peers")
