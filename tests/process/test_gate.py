@@ -62,6 +62,9 @@ def test_uncommitted_changes_belong_to_the_head_and_nothing_is_left_behind(
     removed = clone / "queue" / "killproof" / "first_run.py"
     kept = removed.read_text()
     removed.unlink()
+    # A worktree of the user's on a disk that is away: git lists it, and is to go on doing so.
+    git(clone, "worktree", "add", "--quiet", "--detach", str(tmp_path / "away"))
+    shutil.rmtree(tmp_path / "away")
     try:
         with checkout.trees(tmp_path, "main~1", clone) as (base, head):
             assert len(str(base.folder)) == len(str(head.folder))
@@ -76,7 +79,9 @@ def test_uncommitted_changes_belong_to_the_head_and_nothing_is_left_behind(
         changed.unlink()
         removed.write_text(kept)
 
-    assert git(clone, "worktree", "list").count("\n") == 1
+    listed = git(clone, "worktree", "list").splitlines()
+    git(clone, "worktree", "prune")
+    assert [Path(line.split()[0]).name for line in listed] == [clone.name, "away"]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -111,8 +116,22 @@ def test_an_arm_that_does_not_ack_what_it_says_voids_the_run(clone: Path, tmp_pa
     broken = checkout.patched(tree(clone), (patch,), tmp_path / "broken")
     load = blocks.Load(workers=1, durability="power", seconds=0.05, backlog=6_000)
 
-    with pytest.raises(blocks.Incorrect, match="not stored as succeeded"):
+    with pytest.raises(blocks.Incorrect, match=r"^broken: .*not stored as succeeded"):
         blocks.run_arm(tmp_path, broken, load, hash_seed=1, job_seed=1)
+
+
+def test_a_worker_that_dies_says_whose_it_was_and_why_however_much_it_said(tmp_path: Path) -> None:
+    package = tmp_path / "head" / "queue" / "killproof"
+    package.mkdir(parents=True)
+    # More than a pipe holds.
+    program = (
+        "import sys\nsys.stderr.write('x' * 100_000 + '\\n')\nraise RuntimeError('no queue')\n"
+    )
+    (package / "__init__.py").write_text(program)
+    load = blocks.Load(workers=1, durability="power", seconds=0.05, backlog=10)
+
+    with pytest.raises(blocks.ArmError, match=r"^head: a worker ended with status 1: .*no queue"):
+        blocks.run_arm(tmp_path, tree(tmp_path / "head"), load, hash_seed=1, job_seed=1)
 
 
 def test_counters_are_equal_to_the_last_digit_when_counted_again(

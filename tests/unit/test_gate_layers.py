@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from killproof_bench.gate import (
+    blocks,
     checkout,
     counters,
     instructions,
@@ -28,6 +29,7 @@ from killproof_bench.gate.result import (
     CounterLayer,
     GateResult,
     Revision,
+    TimingLayer,
     from_json,
     to_json,
 )
@@ -226,7 +228,10 @@ def test_a_store_leaves_out_a_line_that_a_kill_cut_short(tmp_path: Path) -> None
     assert store.read("slow") == []
 
 
-def result(counted: CounterLayer) -> GateResult:
+UNTIMED = session.untimed("not asked for")
+
+
+def result(counted: CounterLayer, timed: TimingLayer = UNTIMED) -> GateResult:
     noise = Noise(
         noisy=False,
         because=(),
@@ -239,9 +244,10 @@ def result(counted: CounterLayer) -> GateResult:
         raw_spread=None,
     )
     instructed = instructions.judged(1_000, 1_001, (), seconds=2.0)
-    timed = session.untimed("not asked for")
     verdict = session.merged(
-        (counted.verdict, instructed.verdict, timed.verdict), interrupted=False
+        (counted.verdict, instructed.verdict, timed.verdict),
+        interrupted=False,
+        void=timed.correctness.verdict == "violated",
     )
     return GateResult(
         schema=SCHEMA,
@@ -293,19 +299,64 @@ def test_a_pass_says_which_layers_were_left_out() -> None:
     assert told.sentence == "No counter rose; layer 2 not measured: not asked for."
 
 
-def test_an_arm_that_was_wrong_voids_the_run() -> None:
-    wrong = Correctness(verdict="violated", because=("2 jobs acked more than once",), jobs=5)
-    timed = session.untimed("an arm was wrong", wrong)
+WRONG = session.untimed(
+    "an arm was wrong",
+    Correctness(verdict="violated", because=("head: 2 jobs acked more than once",), jobs=5),
+)
+
+
+def test_an_arm_that_was_wrong_voids_the_run_in_every_form() -> None:
+    # All other layers pass.
+    told = result(layer(counts(frames_1k=[3]), counts(frames_1k=[3])), WRONG)
+
+    assert told.verdict == "inconclusive"
+    assert told.sentence == "Void: an arm was wrong: head: 2 jobs acked more than once."
+    assert "bench gate: void" in report.summary(told)
+    assert "**void**" in report.markdown(told)
+    suite = ElementTree.fromstring(report.junit(told, doubt_passes=True))
+    error = suite.find("testcase[@classname='layer 2']/error")
+    assert error is not None
+    assert (suite.get("errors"), suite.get("failures")) == ("1", "0")
+    assert error.get("message") == "head: 2 jobs acked more than once"
+
+
+@pytest.mark.parametrize(("doubt_passes", "kind"), [(False, "failure"), (True, "skipped")])
+def test_a_case_of_junit_keeps_its_name_whatever_it_says(doubt_passes: bool, kind: str) -> None:
+    doubtful = dataclasses.replace(UNTIMED, verdict="inconclusive", because=("a \x1b[1mword\x00",))
+    told = result(layer(counts(frames_1k=[3]), counts(frames_1k=[3])), doubtful)
+
+    # What XML cannot hold would make the whole file unreadable.
+    suite = ElementTree.fromstring(report.junit(told, doubt_passes=doubt_passes))
+
+    names = [(case.get("classname"), case.get("name")) for case in suite]
+    assert names == [("layer 0", "claim"), ("layer 1", "instructions"), ("layer 2", "time")]
+    assert suite.find(f"testcase[@name='time']/{kind}") is not None
+
+
+def test_a_fail_stays_one_when_the_rest_is_interrupted() -> None:
+    counted = layer(counts(frames_1k=[3]), counts(frames_1k=[4]))
+    unmeasured = instructions.unmeasured("not asked for")
+
+    told = session.sentence("fail", counted, unmeasured, UNTIMED, interrupted=True)
+
+    assert told.startswith("Slower than the base. layer 0: claim.frames-1k rose")
+    assert told.endswith("Interrupted: the rest was not measured.")
+
+
+def test_what_could_not_be_measured_says_why_it_is_inconclusive() -> None:
+    missing = instructions.unmeasured("valgrind is not there")
 
     told = session.sentence(
-        "pass",
-        counters.unmeasured("x"),
-        instructions.unmeasured("x"),
-        timed,
-        interrupted=False,
+        "inconclusive", counters.unmeasured("not asked for"), missing, UNTIMED, interrupted=False
     )
 
-    assert told == "Void: an arm was wrong: 2 jobs acked more than once."
+    assert told == "Inconclusive: layer 1: valgrind is not there."
+
+
+def test_an_arm_in_which_no_call_ended_is_slow_and_no_crash() -> None:
+    stuck = blocks.Arm(ops=0, seconds=0.5, slices=(0,), jobs=1, hold_us=0.0, checkpoints=0)
+
+    assert stuck.us_per_op == 500_000.0
 
 
 def test_the_report_of_a_proof_names_what_it_does_not_show() -> None:

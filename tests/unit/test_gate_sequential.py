@@ -109,7 +109,19 @@ def test_nobody_looks_between_the_looks() -> None:
 def test_the_levels_of_the_looks_add_up_to_what_is_promised() -> None:
     assert math.isclose(sequential.ALPHA, 0.005)
     assert math.isclose(sequential.BETA, 0.05)
-    assert len(sequential.LOOKS) == len(sequential.FAIL_AT) == len(sequential.PASS_AT)
+    for levels in (sequential.FIRST, sequential.RETRY):
+        assert len(sequential.LOOKS) == len(levels.fail) == len(levels.passes)
+
+
+def test_a_retry_decides_at_levels_of_its_own() -> None:
+    slower = [math.log(1.2)] * 80
+
+    first = timing.run(made_up(slower), coin="00").run
+    retry = timing.run(made_up(slower), coin="00", levels=sequential.RETRY).run
+
+    assert (first.verdict, len(first.blocks)) == ("fail", 10)
+    assert (retry.verdict, len(retry.blocks)) == ("fail", 20)
+    assert [look.p_fail_at for look in retry.looks] == [0.0, 0.0001]
 
 
 def test_the_interval_of_the_ratio_covers_the_truth_as_often_as_it_says() -> None:

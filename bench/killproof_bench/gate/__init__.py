@@ -1,1 +1,1 @@
-"""The gate: is this change slower than what it changes? Read `verdict.py` first."""
+"""The gate: is this change slower than what it changes? Read `sequential.py` first."""

@@ -20,9 +20,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from killproof_bench import ledger, machine
 from killproof_bench.gate import sequential
@@ -98,7 +98,8 @@ class Arm:
     @property
     def us_per_op(self) -> float:
         """Time of the machine for one ack and claim, all workers together."""
-        return self.seconds * 1e6 / self.ops if self.ops else float("inf")
+        # No call ended: the time is at least all of it, and that is enough to tell.
+        return self.seconds * 1e6 / max(1, self.ops)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,10 +207,18 @@ def run_arm(folder: Path, tree: Tree, load: Load, *, hash_seed: int, job_seed: i
     """Run one arm in a folder of its own, judge it, and remove what it made."""
     place = folder / "arm"
     place.mkdir()
+    side = tree.folder.name  # `base` or `head`: who failed is the first thing to know.
     try:
         with Workers(place / "queue.db", tree, load, hash_seed, job_seed) as workers:
             told, checkpoints = workers.run(load)
         return _judged(place / "queue.db", load, told, checkpoints)
+    except RanDry:
+        raise
+    except ArmError as error:
+        raise ArmError(f"{side}: {error}") from error
+    except Incorrect as error:
+        because = tuple(f"{side}: {reason}" for reason in error.correctness.because)
+        raise Incorrect(replace(error.correctness, because=because)) from error
     finally:
         shutil.rmtree(place, ignore_errors=True)
 
@@ -222,6 +231,10 @@ class Workers:
     ) -> None:
         self._tree = tree
         self._database = database
+        # Files: a pipe that nobody reads would stop a worker that says much.
+        self._logs = [
+            (database.parent / f"stderr-{index}.txt").open("w+") for index in range(load.workers)
+        ]
         self._processes = [
             self._start(
                 {
@@ -233,8 +246,9 @@ class Workers:
                     "hold": load.hold,
                 },
                 environment(tree, hash_seed),
+                log,
             )
-            for index in range(load.workers)
+            for index, log in enumerate(self._logs)
         ]
 
     def __enter__(self) -> "Workers":
@@ -245,10 +259,12 @@ class Workers:
             if process.poll() is None:
                 process.kill()
             process.wait()
-            for pipe in (process.stdin, process.stdout, process.stderr):
+            for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
                     with contextlib.suppress(BrokenPipeError):
                         pipe.close()
+        for log in self._logs:
+            log.close()
 
     def run(self, load: Load) -> tuple[list[dict[str, Any]], int]:
         """Let the first make the file, the others open it, and all begin together.
@@ -256,12 +272,12 @@ class Workers:
         Returns:
             What each worker tells, and how many complete checkpoints there were.
         """
-        first, *others = self._processes
-        self._check_ours(_line(first))
-        for process in others:
-            _tell(process, "")
-        for process in others:
-            self._check_ours(_line(process))
+        numbers = range(len(self._processes))
+        self._check_ours(self._line(0))
+        for number in numbers[1:]:
+            self._tell(number, "")
+        for number in numbers[1:]:
+            self._check_ours(self._line(number))
         start_ns = time.perf_counter_ns() + START_NS
         measure_ns = start_ns + round(WARM_SECONDS * 1e9)
         order = {
@@ -269,31 +285,65 @@ class Workers:
             "measure_ns": measure_ns,
             "stop_ns": measure_ns + round(load.seconds * 1e9),
         }
-        for process in self._processes:
-            _tell(process, json.dumps(order))
-        told = [_line(process) for process in self._processes]
-        # This process has no connection to the file, and the log carries no locks.
-        with open(f"{self._database}-wal", "rb") as log:
-            restarts = int.from_bytes(log.read(16)[12:], "big")
-        for process in self._processes:
-            _tell(process, "")
-        for process in self._processes:
-            if process.wait(ANSWER_SECONDS):
-                raise ArmError(f"a worker ended with status {process.returncode}")
-        return told, restarts
+        for number in numbers:
+            self._tell(number, json.dumps(order))
+        told = [self._line(number) for number in numbers]
+        checkpoints = _restarts(Path(f"{self._database}-wal"))
+        for number in numbers:
+            self._tell(number, "")
+        for number, process in enumerate(self._processes):
+            try:
+                status = process.wait(ANSWER_SECONDS)
+            except subprocess.TimeoutExpired:
+                raise ArmError(f"a worker did not end within {ANSWER_SECONDS:g} s") from None
+            if status:
+                raise self._ended(number)
+        return told, checkpoints
 
     def _check_ours(self, told: dict[str, Any]) -> None:
         # An installed killproof that came first on the path would be compared with itself.
         if not Path(told["killproof"]).is_relative_to(self._tree.source):
             raise ArmError(f"a worker of {self._tree.folder} imported {told['killproof']}")
 
+    def _tell(self, number: int, line: str) -> None:
+        pipe = self._processes[number].stdin
+        assert pipe is not None
+        try:
+            pipe.write(line + "\n")
+            pipe.flush()
+        except BrokenPipeError:
+            raise self._ended(number) from None
+
+    def _line(self, number: int) -> dict[str, Any]:
+        pipe = self._processes[number].stdout
+        assert pipe is not None
+        # Each process writes one line and then waits, so nothing is left behind in the buffer.
+        if not select.select([pipe], [], [], ANSWER_SECONDS)[0]:
+            raise ArmError(f"a worker said nothing for {ANSWER_SECONDS:g} s")
+        line = pipe.readline()
+        if not line:
+            raise self._ended(number)
+        try:
+            message: dict[str, Any] = json.loads(line)
+        except ValueError:
+            raise ArmError(f"a worker printed {line.strip()[:200]!r}, no answer") from None
+        return message
+
+    def _ended(self, number: int) -> ArmError:
+        status = self._processes[number].wait()
+        self._logs[number].seek(0)
+        lines = self._logs[number].read().strip().splitlines() or ["(no message)"]
+        return ArmError(f"a worker ended with status {status}: {lines[-1]}")
+
     @staticmethod
-    def _start(spec: dict[str, Any], environment: dict[str, str]) -> "subprocess.Popen[str]":
+    def _start(
+        spec: dict[str, Any], environment: dict[str, str], log: IO[str]
+    ) -> "subprocess.Popen[str]":
         return subprocess.Popen(
             [sys.executable, "-S", "-P", str(ARM), json.dumps(spec)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=log,
             text=True,
             env=environment,
             start_new_session=True,
@@ -344,6 +394,18 @@ def _judged(database: Path, load: Load, told: Sequence[dict[str, Any]], checkpoi
     )
 
 
+def _restarts(log: Path) -> int:
+    """Return how often the log has begun anew; 0 where a revision keeps none.
+
+    This process has no connection to the file, and the log carries no locks.
+    """
+    try:
+        with log.open("rb") as file:
+            return int.from_bytes(file.read(16)[12:], "big")
+    except FileNotFoundError:
+        return 0
+
+
 def stored(database: Path) -> ledger.Stored:
     """Read what the ledger compares with; of the schema only what every revision has."""
     with contextlib.closing(sqlite3.connect(database)) as connection:
@@ -358,30 +420,3 @@ def stored(database: Path) -> ledger.Stored:
                 str(line) for (line,) in connection.execute("PRAGMA integrity_check")
             ),
         )
-
-
-def _tell(process: "subprocess.Popen[str]", line: str) -> None:
-    assert process.stdin is not None
-    try:
-        process.stdin.write(line + "\n")
-        process.stdin.flush()
-    except BrokenPipeError as error:
-        raise ArmError(_last_words(process)) from error
-
-
-def _line(process: "subprocess.Popen[str]") -> dict[str, Any]:
-    assert process.stdout is not None
-    # Each process writes one line and then waits, so nothing is left behind in the buffer.
-    if not select.select([process.stdout], [], [], ANSWER_SECONDS)[0]:
-        raise ArmError(f"a worker said nothing for {ANSWER_SECONDS:g} s")
-    line = process.stdout.readline()
-    if not line:
-        raise ArmError(_last_words(process))
-    message: dict[str, Any] = json.loads(line)
-    return message
-
-
-def _last_words(process: "subprocess.Popen[str]") -> str:
-    assert process.stderr is not None
-    lines = process.stderr.read().strip().splitlines() or ["(no message)"]
-    return f"a worker ended with status {process.wait()}: {lines[-1]}"

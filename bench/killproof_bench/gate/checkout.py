@@ -85,12 +85,11 @@ def trees(scratch: Path, base: str, head: Path) -> Iterator[tuple[Tree, Tree]]:
             compile_source(side)
         yield sides[0], sides[1]
     finally:
+        # Each by its path: a prune would also forget the user's own worktrees whose disk is away.
         for name in ("base", "head"):
+            if (scratch / name).exists():
+                _try(top, "worktree", "remove", "--force", "--force", str(scratch / name))
             shutil.rmtree(scratch / name, ignore_errors=True)
-        # It drops what git remembers of folders that are gone.
-        subprocess.run(
-            ["git", "-C", str(top), "worktree", "prune"], env=_environment(), capture_output=True
-        )
 
 
 def commits(top: Path, base: str) -> tuple[str, str]:

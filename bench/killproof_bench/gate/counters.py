@@ -87,7 +87,7 @@ def count(folder: Path, tree: Tree, processes: Processes) -> Counts:
     """
     folder.mkdir()
     try:
-        told = json.loads(_run(processes, counting(folder, traced=False), tree))
+        told = json.loads(_counted(processes, folder, tree))
         values: Values = told["counted"]
         by = _trace(folder, tree, processes, values)
         for counters in values.values():
@@ -239,11 +239,20 @@ def _is_python_syscall(name: str) -> bool:
     return name.startswith("python-") and name != "python-calls"
 
 
+def _counted(processes: Processes, folder: Path, tree: Tree) -> str:
+    try:
+        return _run(processes, counting(folder, traced=False), tree)
+    except CheckoutError as error:
+        raise CheckoutError(
+            f"{error}; a revision that is too old to be counted can be timed: --layer 2"
+        ) from error
+
+
 def _run(processes: Processes, command: list[str], tree: Tree) -> str:
     return processes.run(
         command,
         environment(tree, 0),
-        what=f"counting {tree.revision.name}",
+        what=f"counting {tree.folder.name} {tree.revision.name!r}",
         seconds=SECONDS_MAX,
     )
 

@@ -29,9 +29,9 @@ METHOD = (
     "share hash seed, jobs and environment inside a block. `d` is the mean log time of B "
     "less that of A. Its sign is fair for equal code whatever the noise, so the exact signed-rank "
     f"test of `d` - log {1 + sequential.MARGIN:.2f} needs no model of it. "
-    f"Looks at {', '.join(str(look) for look in sequential.LOOKS)} blocks, at levels that add up "
-    f"to {sequential.ALPHA:.1%}; a pass has ruled out a slowdown of {sequential.SLOWDOWN:.0%}, at "
-    f"levels that add up to {sequential.BETA:.0%}.\n"
+    f"Looks at {', '.join(str(look) for look in sequential.LOOKS)} blocks, at levels that add up, "
+    f"with those of a retry, to {sequential.ALPHA:.1%}; a pass has ruled out a slowdown of "
+    f"{sequential.SLOWDOWN:.0%}, at levels that add up to {sequential.BETA:.0%}.\n"
     f"- A block counts unless steal exceeds {STEAL_MAX:.0%}, other programs "
     f"{FOREIGN_CPU_MAX:.0%} of the processors, or waiting for one {PRESSURE_CPU_MAX:.0%} of the "
     "time: then all four arms are measured again. The rule was fixed beforehand and sees neither "
@@ -66,7 +66,7 @@ def markdown(result: GateResult) -> str:
     """Return the report."""
     parts = [
         "# Gate: is this change slower?",
-        f"**{result.verdict}**: {result.sentence}",
+        f"**{word(result)}**: {result.sentence}",
         f"- command: `{result.command}`\n- started: {result.started}, took {result.seconds:.0f} s\n"
         f"- base: {sides(result)[0]}\n- head: {sides(result)[1]}\n"
         f"- excused by trailers: {', '.join(result.trailers) or 'nothing'}\n"
@@ -89,7 +89,7 @@ def summary(result: GateResult) -> str:
     """Return what goes into the step summary of a CI job."""
     rose = [row for row in counters_rows(result.counters) if row[-1] != ""]
     parts = [
-        f"### killproof bench gate: {result.verdict}",
+        f"### killproof bench gate: {word(result)}",
         result.sentence,
         markdown_table(*layers_table(result)),
     ]
@@ -98,8 +98,19 @@ def summary(result: GateResult) -> str:
     return "\n\n".join(parts) + "\n\n"
 
 
-def junit(result: GateResult) -> bytes:
-    """Return the result as JUnit XML: a case for each operation, and for each layer above."""
+def word(result: GateResult) -> str:
+    """Return the verdict in one word; a run with a wrong arm has none."""
+    return "void" if result.timing.correctness.verdict == "violated" else result.verdict
+
+
+def junit(result: GateResult, *, doubt_passes: bool = False) -> bytes:
+    """Return the result as JUnit XML: a case for each operation, and for each layer.
+
+    Args:
+        result: Of the run.
+        doubt_passes: Whether an inconclusive layer is skipped instead of failed, as `--unknown
+            pass` has it.
+    """
     suite = ElementTree.Element("testsuite", name="killproof bench gate")
     rose: dict[str, list[str]] = {}
     for counter in result.counters.counters:
@@ -109,12 +120,19 @@ def junit(result: GateResult) -> bytes:
     for operation, lines in rose.items():
         _case(suite, "layer 0", operation, 0.0, lines)
     for name, layer in _named_layers(result)[0 if not rose else 1 :]:
-        failures = layer.because if layer.verdict in ("fail", "inconclusive") else ()
-        skipped = layer.because[0] if layer.verdict == "not measured" else None
-        _case(suite, name, layer.verdict, layer.seconds, failures, skipped)
+        classname, _, case = name.partition(": ")
+        wrong = isinstance(layer, TimingLayer) and layer.correctness.verdict == "violated"
+        doubtful = layer.verdict == "not measured" or (
+            layer.verdict == "inconclusive" and doubt_passes
+        )
+        kind = "error" if wrong else "skipped" if doubtful else "failure"
+        because = layer.because if layer.verdict != "pass" else ()
+        if isinstance(layer, TimingLayer) and wrong:
+            because = layer.correctness.because
+        _case(suite, classname, case, layer.seconds, because, kind)
     suite.set("tests", str(len(suite)))
-    suite.set("failures", str(len(suite.findall(".//failure"))))
-    suite.set("skipped", str(len(suite.findall(".//skipped"))))
+    for attribute, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
+        suite.set(attribute, str(len(suite.findall(f".//{tag}"))))
     text: bytes = ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)
     return text
 
@@ -345,13 +363,15 @@ def _case(
     classname: str,
     name: str,
     seconds: float,
-    failures: Sequence[str],
-    skipped: str | None = None,
+    lines: Sequence[str],
+    kind: str = "failure",
 ) -> None:
+    """Add a case; its name never holds its outcome, or CI would take each outcome for a test."""
     case = ElementTree.SubElement(
         suite, "testcase", classname=classname, name=name, time=f"{seconds:.1f}"
     )
-    if failures:
-        ElementTree.SubElement(case, "failure", message=failures[0]).text = "\n".join(failures)
-    if skipped is not None:
-        ElementTree.SubElement(case, "skipped", message=skipped)
+    if lines:
+        # A tool's last words may hold what XML 1.0 has no way to write.
+        told = ["".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line)
+                for line in lines]  # fmt: skip
+        ElementTree.SubElement(case, kind, message=told[0]).text = "\n".join(told)

@@ -87,7 +87,11 @@ def gate(
         except KeyboardInterrupt:
             interrupted = True
         sides = (base.revision, head.revision)
-    verdict = merged((counted.verdict, instructed.verdict, timed.verdict), interrupted=interrupted)
+    verdict = merged(
+        (counted.verdict, instructed.verdict, timed.verdict),
+        interrupted=interrupted,
+        void=timed.correctness.verdict == "violated",
+    )
     return GateResult(
         schema=SCHEMA,
         kind="gate",
@@ -131,6 +135,7 @@ def timing_layer(
                 timing.run(
                     timing.paired(scratch, base, head, load),
                     coin=timing.fresh_coin(),
+                    levels=sequential.RETRY if attempt else sequential.FIRST,
                     tick=_ticker(show, load, word),
                 )
             )
@@ -149,8 +154,8 @@ def timing_layer(
         because=tuple(run.because for run in runs),
         seconds=time.monotonic() - begin,
         promised=promised,
-        false_alarm_max=sequential.ALPHA * (2 if options.retry else 1),
-        miss_max=sequential.BETA * (2 if options.retry else 1),
+        false_alarm_max=sequential.ALPHA,
+        miss_max=sequential.BETA,
         runs=runs,
         card=conditions.card(
             load,
@@ -180,12 +185,18 @@ def untimed(reason: str, correctness: Correctness | None = None) -> TimingLayer:
     )
 
 
-def merged(verdicts: Sequence[LayerVerdict], *, interrupted: bool) -> GateVerdict:
+def merged(
+    verdicts: Sequence[LayerVerdict], *, interrupted: bool, void: bool = False
+) -> GateVerdict:
     """Return one verdict: a layer that fails does so for all; nothing measured is no pass.
+
+    A run with a wrong arm is void, whatever its layers say.
 
     >>> merged(("pass", "not measured", "inconclusive"), interrupted=False)
     'inconclusive'
     """
+    if void:
+        return "inconclusive"
     if "fail" in verdicts:
         return "fail"
     if interrupted or "inconclusive" in verdicts or "pass" not in verdicts:
@@ -204,7 +215,7 @@ def sentence(
     """Say in one sentence what was found, the gravest layer first."""
     if timed.correctness.verdict == "violated":
         return f"Void: an arm was wrong: {'; '.join(timed.correctness.because[:2])}."
-    if interrupted:
+    if interrupted and verdict != "fail":
         return "Interrupted: what had ended is below, and is no verdict."
     layers: list[CounterLayer | InstructionLayer | TimingLayer]
     layers = [counted, instructed, timed]
@@ -215,9 +226,15 @@ def sentence(
             for number, layer in enumerate(layers)
             if layer.verdict == "fail"
         ]
-        return f"Slower than the base. {'; '.join(reasons)}."
+        rest = " Interrupted: the rest was not measured." if interrupted else ""
+        return f"Slower than the base. {'; '.join(reasons)}.{rest}"
     if verdict == "inconclusive":
-        return f"Inconclusive: layer 2: {(timed.because or ('nothing was measured',))[-1]}."
+        doubts = [
+            f"layer {number}: {layer.because[-1]}"
+            for number, layer in enumerate(layers)
+            if layer.verdict != "pass" and layer.because[-1] != NOT_ASKED
+        ]
+        return f"Inconclusive: {'; '.join(doubts)}."
     left_out = [
         f"layer {number} {layer.verdict}: {layer.because[0]}"
         for number, layer in enumerate(layers)

@@ -5,11 +5,8 @@ of a run can be had again. A block that the rest of the machine disturbed is mea
 rule that is fixed beforehand and sees neither its times nor its labels, so the sign of `d` stays
 fair and the error rates stay bounded.
 
-**The retry.** Only a run that ended inconclusive is repeated, once, with a fresh coin and none of
-its blocks. A pass or a fail is final. Each run keeps its own bounds, so by the union bound a
-gate with its retry alarms falsely with at most twice the chance of one run (0.01), and passes a 10%
-slowdown with at most twice its chance (0.1); where sigma is at most 12%, fewer than one run in a
-hundred is inconclusive, so the bounds of one run move by less than a hundredth of themselves.
+**The retry.** Only a run that ended inconclusive is repeated, once, with a fresh coin, none of its
+blocks, and the lower levels of `sequential.RETRY`. A pass or a fail is final.
 """
 
 import os
@@ -86,6 +83,7 @@ def run(
     measure: Measure,
     *,
     coin: str,
+    levels: sequential.Levels = sequential.FIRST,
     blocks_max: int = sequential.LOOKS[-1],
     tick: Callable[[Progress], None] = lambda _: None,
 ) -> Outcome:
@@ -94,6 +92,7 @@ def run(
     Args:
         measure: Runs one block.
         coin: From `fresh_coin`.
+        levels: Of a first run, or of its retry.
         blocks_max: Stop undecided after so many; fewer make no bound worse, only more runs
             inconclusive.
         tick: Told after each block.
@@ -115,7 +114,7 @@ def run(
                 redone += 1
             else:
                 kept.append(taken.block)
-                if look := sequential.look_at([each.d for each in kept]):
+                if look := sequential.look_at([each.d for each in kept], levels):
                     looks.append(look)
             tick(Progress(blocks=len(kept), redone=redone, left=_left(len(kept), blocks_max)))
             if looks and looks[-1].verdict != "inconclusive":
