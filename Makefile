@@ -9,7 +9,7 @@ PAGES = README.md $(shell find docs -name '*.md')
 .DEFAULT_GOAL := help
 .PHONY: help install check check-all fresh lint format types imports cog cog-check test quick \
     mutations report report-chaos report-contention report-crash report-model \
-    report-power report-power-cut report-schedules report-watching clean
+    report-power report-power-cut report-schedules report-scorecard report-watching clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -202,6 +202,13 @@ report-power: ## What the harness finds, how surely and how fast: reports/power.
 	rm -rf $(POWER)
 	$(BIN)/killproof chaos power --seeds 20 --budget $(POWER_BUDGET) --store $(POWER); test $$? -le 2
 	cp $(POWER)/power.md $(POWER)/power.html reports/
+
+# What people have read in the code of a queue, if there is such a file.
+NOTES = $(wildcard reports/scorecard-notes.toml)
+
+report-scorecard: ## Public queues, each on what it promises: reports/scorecard.md (an hour).
+	$(BIN)/killproof chaos scorecard --store killproof-store/scorecard \
+	    --report reports/scorecard.md $(if $(NOTES),--notes $(NOTES)); test $$? -le 1
 
 clean: ## Remove what tools have left.
 	rm -rf .fresh .ci-venv .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis \
