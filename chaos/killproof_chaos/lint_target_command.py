@@ -56,6 +56,7 @@ def lint_target(
         with _folder() as folder:
             performed, seen = _perform(target, found, folder / "store", deadline)
             remarks += seen
+            _refuse_half(performed, folder / "store")
     _tell(found.name, found, remarks, performed, as_json=as_json)
     raise typer.Exit(int(any(remark.weight == "problem" for remark in remarks)))
 
@@ -69,6 +70,19 @@ def _perform(
     print(f"trying it: one worker, at most {seconds:.0f} s", file=sys.stderr)
     performed = trial.perform(name, folder, seconds)
     return performed, list(trial_rules.remarks(performed, target, Store(folder)))
+
+
+def _refuse_half(performed: "Trial", folder: Path) -> None:
+    """End with the harness's own code when its trial ended between two steps of the target."""
+    from killproof_chaos.lint import trial, trial_rules
+
+    if performed.stopped_in == trial.DONE:
+        words = trial_rules.last_words(folder / trial.TRIAL_LOG)
+        print(
+            f"killproof: the trial itself failed, which says nothing of the target{words}",
+            file=sys.stderr,
+        )
+        raise typer.Exit(EXIT_FAILED)
 
 
 @contextmanager

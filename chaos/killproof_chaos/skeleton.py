@@ -23,6 +23,7 @@ PARAMETERS: Final[Mapping[str, Any]] = {
     "lease_ms": 3_000,
     "max_attempts": 5,
     "busy_ms": 10_000,
+    "drain_ms": 20_000,  # The last attempt of a job may begin when the lease before it runs out.
 }
 EDGES: Final[Mapping[str, tuple[str, ...]]] = {
     "start": ("available",),

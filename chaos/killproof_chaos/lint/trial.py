@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +22,7 @@ from typing import Any, Final
 from killproof_chaos import targets
 from killproof_chaos.workload import OPTIONS_ALL
 from killproof_evidence.audit import audit_records, dump_audit, install_audit
+from killproof_evidence.command import die_with_parent
 from killproof_evidence.contract import TERMINAL
 from killproof_evidence.evidence import payload_digest
 from killproof_evidence.records import read_records
@@ -31,6 +32,10 @@ from killproof_evidence.target import Client, Definite, Target
 STEPS: Final = "steps.jsonl"
 PLACE: Final = "place"
 WORKER_LOG: Final = "worker.log"
+TRIAL_LOG: Final = "trial.log"
+#: Before the first step, and after the last: nothing is left open between the others.
+LOAD: Final = "load"
+DONE: Final = "done"
 JOBS: Final = 3
 #: What each option is asked as: values that a correct queue takes, and that end the job at once.
 ASKED: Final = {"priority": 3, "delay": 0.02, "key": "lint", "max_attempts": 3}
@@ -60,23 +65,22 @@ def perform(name: str, folder: Path, seconds: float) -> Trial:
     """
     store = Store.create(folder)
     argv = [sys.executable, "-m", "killproof_chaos.lint.trial", name, str(folder), str(seconds)]
-    with open(folder / "trial.log", "wb") as log:
+    with open(folder / TRIAL_LOG, "wb") as log:
         process = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
         try:
             process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            pass
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+        except BaseException as error:
+            os.killpg(process.pid, signal.SIGKILL)  # Not reaped yet: the number is still its own.
             process.wait()
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
     return _read(store.path / STEPS)
 
 
 def _read(path: Path) -> Trial:
-    trial = Trial(stopped_in="start")
+    trial = Trial(stopped_in=LOAD)
     for _, record in read_records(path) if path.exists() else ():
         if record is None:
             continue
@@ -87,6 +91,8 @@ def _read(path: Path) -> Trial:
         else:
             trial.facts[record["end"]] = record["facts"]
             trial.stopped_in = None
+    if trial.stopped_in is None and DONE not in trial.facts:
+        trial.stopped_in = DONE
     return trial
 
 
@@ -137,6 +143,8 @@ def main() -> None:
     if target.audit is not None:
         with steps.step("changes"):
             dump_audit(database, target.audit, store.audit)
+    with steps.step(DONE):
+        pass
 
 
 def _produce(steps: _Steps, target: Target, place: Path) -> set[str]:
@@ -203,7 +211,9 @@ def _work(
     until = deadline - (deadline - time.monotonic()) / 4
     with steps.step("start"), open(store.path / WORKER_LOG, "wb") as log:
         argv = target.worker_argv(place)
-        worker = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        worker = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=die_with_parent
+        )
     with steps.step("work") as facts:
         began = time.monotonic()
         _wait(lambda: expected <= ended_in(store) or worker.poll() is not None, until)
@@ -262,13 +272,17 @@ def _wait(done: Callable[[], bool], until: float) -> None:
 def _row(row: Any) -> dict[str, Any]:
     """Return what the rules look at, in a form that JSON has."""
     payload = row.payload
-    facts = {name: getattr(row, name) for name in ("id", "state", "attempts", "fence", "error")}
+    facts = {name: _plain(getattr(row, name)) for name in ("id", "state", "attempts", "fence")}
     name = payload.get("id") if isinstance(payload, dict) else None
     return facts | {
         "name": name,
         "has_payload": payload is not None,
         "digest": payload_digest(payload) if isinstance(payload, dict) else None,
     }
+
+
+def _plain(value: Any) -> Any:
+    return value if value is None or isinstance(value, int | str) else repr(value)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from killproof.wording import one_line
 from killproof_chaos.lint.remarks import Remark, note, problem
-from killproof_chaos.lint.trial import WORKER_LOG, Trial, effects_in
+from killproof_chaos.lint.trial import LOAD, TRIAL_LOG, WORKER_LOG, Trial, effects_in
 from killproof_evidence.contract import DELETED, STATES, TERMINAL
 from killproof_evidence.records import read_records
 from killproof_evidence.store import Store
@@ -16,6 +16,7 @@ from killproof_evidence.target import Target, keeps_history
 WORDS_CHARS_MAX: Final = 200
 #: What a step that never ended should have done.
 MEANT: Final = {
+    LOAD: "the target must be found by a process that is started in this folder",
     "prepare": "prepare must make an empty queue and return",
     "client": "client must open the queue and return",
     "enqueue": "enqueue must return the job's id",
@@ -42,7 +43,10 @@ def remarks(trial: Trial, target: Target, store: Store) -> Iterator[Remark]:
     yield from _audit(trial, target, store)
     if trial.stopped_in is not None:
         step = trial.stopped_in
-        why = one_line(trial.failure or "it did not come to its end in time")
+        if step == LOAD:
+            why = last_words(store.path / TRIAL_LOG).removeprefix("; its last words: ")
+        else:
+            why = one_line(trial.failure or "it did not come to its end in time")
         yield problem("trial", f"{step} failed: {why}; {MEANT.get(step, 'it must end')}")
 
 
@@ -95,7 +99,7 @@ def _worker(trial: Trial, target: Target, store: Store) -> Iterator[Remark]:
     work, stop = trial.facts.get("work"), trial.facts.get("stop")
     if work is None:
         return
-    words = _last_words(store.path / WORKER_LOG)
+    words = last_words(store.path / WORKER_LOG)
     if work["ended_early"] is not None:
         yield problem(
             "worker",
@@ -178,21 +182,17 @@ def _snapshot(trial: Trial, target: Target) -> Iterator[Remark]:
         yield note("snapshot", "rows have no payload: what was enqueued is known by its id alone")
     elif any(row["name"] is None for row in rows):
         yield problem("snapshot", "a payload has no `id`: it must be what was enqueued, as it is")
-    unfinished = [row for row in rows if row["state"] not in TERMINAL]
-    stop = trial.facts.get("stop", {})
-    if unfinished and stop.get("code") is not None and not trial.stopped_in:
+    # One that was to be cancelled, and was not, may wait for its time.
+    unfinished = [
+        row for row in rows if row["state"] not in TERMINAL and row["name"] != "cancelled"
+    ]
+    ended_early = trial.facts.get("work", {}).get("ended_early")
+    is_over = trial.facts.get("stop", {}).get("code") is not None and ended_early is None
+    if unfinished and is_over:
         first = unfinished[0]
-        if first["name"] != "cancelled" and _all_done(trial):
-            yield problem(
-                "snapshot",
-                f"job {first['id']} is still {first['state']} at the end, and its handler was done",
-            )
+        yield problem("snapshot", f"job {first['id']} is still {first['state']} at the end")
     if contract.promised("P8") and rows and rows[0]["attempts"] is None:
         yield note("snapshot", "rows have no attempts: P8 is judged by the handlers' starts alone")
-
-
-def _all_done(trial: Trial) -> bool:
-    return trial.facts.get("work", {}).get("ended_early") is None
 
 
 def _audit(trial: Trial, target: Target, store: Store) -> Iterator[Remark]:
@@ -229,7 +229,7 @@ def _claims(store: Store) -> Iterator[bool]:
             yield record is not None and record.get("f") == "claim"
 
 
-def _last_words(log: Path) -> str:
+def last_words(log: Path) -> str:
     """Return the last line of a log, as the end of a sentence; empty: there is none."""
     try:
         lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
