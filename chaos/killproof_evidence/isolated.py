@@ -298,7 +298,8 @@ def _place(folder: Path | None, name: str, made_of: str) -> Path:
 def _ready(place: Path) -> Installed | None:
     try:
         mark = json.loads((place / MARK).read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):
+        # Not there, or empty after a power cut: nothing syncs it, for it can be made again.
         return None
     # An absolute program stays absolute; the interpreter of a venv lies inside.
     program = place / mark["program"]

@@ -186,6 +186,12 @@ def test_a_file_of_another_hash_is_refused_in_one_line_and_leaves_nothing(shelf:
     assert [path.suffix for path in shelf.environments.glob("forged-*")] == [".lock"]
 
 
+def test_an_environment_whose_mark_a_power_cut_emptied_is_not_ready(tmp_path: Path) -> None:
+    (tmp_path / isolated.MARK).touch()
+
+    assert isolated._ready(tmp_path) is None
+
+
 def test_a_python_that_is_not_here_is_named_with_the_remedy() -> None:
     with pytest.raises(NotInstalled, match=r"Python 3\.99 is not here: .*pyenv install 3\.99"):
         isolated.find_python("3.99")

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,9 +14,9 @@ from killproof_bench.measure import Samples
 from killproof_bench.peers import catalog, judging, report
 from killproof_bench.peers.drivers import loop
 from killproof_bench.peers.processes import Contender, Outcome, environment
-from killproof_bench.peers.result import Comparison, from_json
+from killproof_bench.peers.result import Comparison, PeerCell, from_json
 from killproof_bench.peers.run import Plan, order
-from killproof_bench.result import Figure
+from killproof_bench.result import Correctness, Figure, Verdict
 
 MS = 1_000_000
 
@@ -205,6 +205,37 @@ def test_a_rounds_processes_share_the_hash_seed_that_was_drawn_for_it() -> None:
         ).stdout
 
     assert hashed(7) == hashed(7)
+
+
+def cell(contender: str, verdict: Verdict) -> PeerCell:
+    figure = Figure(value=1.0, low=None, high=None, n=1)
+    return PeerCell(
+        contender=contender,
+        workers=16,
+        level="power",
+        jobs_per_s=figure,
+        p50_ms=figure,
+        p99_ms=figure,
+        p999_ms=figure,
+        longest_ms=1.0,
+        fewest_over_most=1.0,
+        acked_twice=0,
+        lost=0,
+        errors=0,
+        empty=0,
+        correctness=Correctness(verdict=verdict, because=(), jobs=1),
+        card=cast(Any, None),
+        rounds=(),
+    )
+
+
+def test_a_wrong_run_of_ours_stands_beside_nobody_and_meets_no_goal() -> None:
+    theirs, right = cell("tinyjobs", "violated"), cell("killproof", "pass")
+    wrong, reference = cell("killproof", "violated"), cell("reference", "violated")
+
+    assert judging.compare([wrong, theirs]) == ()
+    # What a peer does wrong is told beside its figure.
+    assert [each.contender for each in judging.compare([right, reference, theirs])] == ["tinyjobs"]
 
 
 def comparison(contender: str, **changed: Any) -> Comparison:

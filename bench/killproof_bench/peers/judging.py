@@ -21,6 +21,8 @@ from killproof_bench.result import Correctness, Figure
 #: Rates and intervals rest on blocks of a second, as in `bench claim`.
 BLOCK_SECONDS = 1.0
 NS_PER_MS = 1e6
+#: Whose wrong run is void; what another queue does wrong is told beside its figure.
+OWN = ("killproof", "reference")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,10 +131,14 @@ def level_of(facts: Mapping[str, str]) -> Level:
 
 
 def compare(cells: Sequence[PeerCell]) -> tuple[Comparison, ...]:
-    """Put killproof beside each contender at the same number of workers and the same level."""
-    ours = {(c.workers, c.level): c for c in cells if c.contender == "killproof"}
+    """Put killproof beside each contender at the same number of workers and the same level.
+
+    A wrong run of killproof or of the reference has no figure, and so nothing stands beside it.
+    """
+    valid = [c for c in cells if c.contender not in OWN or c.correctness.verdict != "violated"]
+    ours = {(c.workers, c.level): c for c in valid if c.contender == "killproof"}
     found = []
-    for cell in cells:
+    for cell in valid:
         beside = ours.get((cell.workers, cell.level))
         if beside is None or cell is beside:
             continue

@@ -6,7 +6,7 @@ was set, and what it does not promise. No sentence here says that a queue is goo
 
 from collections.abc import Sequence
 
-from killproof_bench.peers.judging import GOAL_WORKERS
+from killproof_bench.peers.judging import GOAL_WORKERS, OWN
 from killproof_bench.peers.result import Comparison, Contender, PeerCell, PeersResult
 from killproof_bench.report import figure, figure_value, markdown_table, number, plain_table
 
@@ -181,7 +181,7 @@ def _sorted(result: PeersResult) -> list[PeerCell]:
 
 def _row(cell: PeerCell, *, plain: bool) -> tuple[str, ...]:
     show = figure_value if plain else figure
-    void = cell.correctness.verdict == "violated" and cell.contender in ("killproof", "reference")
+    void = cell.correctness.verdict == "violated" and cell.contender in OWN
     return (
         cell.contender,
         str(cell.workers),
