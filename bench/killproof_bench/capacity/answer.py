@@ -268,7 +268,7 @@ def with_rate(
         ran: Whether there was a run at the peak, though it had too few jobs to tell.
     """
     wish = " and ".join(slo_text(each) for each in question.slos)
-    at = f"{told.workers} workers"
+    at = f"{told.workers} worker{'' if told.workers == 1 else 's'}"
     need = f"{number(told.peak_per_s)} jobs/s of {question.job_ms:g} ms"
     room = told.headroom
     if confirmed is False or (confirmed is None and (room is None or room <= 0)):
