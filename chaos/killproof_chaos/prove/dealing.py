@@ -31,6 +31,8 @@ PHASES_WARM: Final = 4
 PHASES_MANY: Final = 40
 #: All points of an operation are fewer than this.
 POINTS_ALL: Final = 250
+#: Each worker that is killed costs the start of an interpreter, with the queue's own imports.
+WORKERS_COLD: Final = 4
 PROC_SECONDS: Final = (8.0, 60.0)
 SIM_SECONDS: Final = (10.0, 300.0)
 DISK_POINTS: Final = (60, 600)
@@ -48,6 +50,7 @@ class Facts:
     phases: int  #: named places of the code where it can be killed
     operations: int  #: that the engine crash knows of
     has_steps: bool  #: whether operations can be made one by one, or only whole lives
+    workers: int = 4  #: processes that work at once, where each is started on its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +146,7 @@ def facts_of(target: Target) -> Facts:
         phases=len(coverage.aims(target, Options())),
         operations=len(operations_of(target)),
         has_steps=callable(getattr(target, "steps", None)),
+        workers=min(WORKERS_COLD, target.contract.parameters.get("workers_max", WORKERS_COLD)),
     )
 
 
@@ -260,11 +264,13 @@ def _dealt(runs: Iterable[Run], shards: int) -> tuple[Run, ...]:
 
 def _proc(facts: Facts, seconds: float) -> _Sized:
     is_warm = _is_warm(facts)
-    kills = round(seconds * (10 if is_warm else 2))
-    pauses = round(seconds * (2 if is_warm else 0.7))
+    kills = round(seconds * (10 if is_warm else 2.5))
+    pauses = round(seconds * (2 if is_warm else 0.75))
     words = ("--seconds", f"{seconds:g}", "--kills", str(kills), "--pauses", str(pauses))
     # Beside the chaos: the start, the rest of the jobs, the judge; and on the way, each phase.
-    return words, seconds * 1.3 + (8 if is_warm else 12)
+    if is_warm:
+        return words, seconds * 1.3 + 8
+    return ("--workers", str(facts.workers), *words), seconds * 1.5 + 16
 
 
 def _disk(facts: Facts, points: int) -> _Sized:
@@ -280,7 +286,7 @@ def _sim(_facts: Facts, seconds: float) -> _Sized:
 
 def _crash(facts: Facts, points: int) -> _Sized:
     """Size a run by its points of each operation."""
-    pace, before = (0.06, 0.35) if facts.has_steps else (0.35, 2.0)
+    pace, before = (0.06, 0.35) if facts.has_steps else (0.8, 2.0)
     seconds = 3 + facts.operations * (before + points * pace)
     if points >= POINTS_ALL and facts.has_steps:
         return (), seconds
