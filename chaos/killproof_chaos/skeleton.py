@@ -51,7 +51,9 @@ def files_of(name: str, kind: Kind) -> dict[str, str]:
             f"NAME {name!r} must be up to {NAME_CHARS_MAX} small letters, digits and single "
             "hyphens, such as my-queue"
         )
-    contract = contract_text(PROMISES, PARAMETERS, EDGES)
+    # A handler in a program of its own costs the start of an interpreter: a backlog takes longer.
+    slower = {"drain_ms": 60_000} if kind is Kind.COMMAND else {}
+    contract = contract_text(PROMISES, {**PARAMETERS, **slower}, EDGES)
     if kind is Kind.COMMAND:
         files = {
             "my_queue_target.toml": _read("command_head.toml") + contract,

@@ -305,8 +305,10 @@ def main() -> None:
         print("killproof-effect: set KILLPROOF_EFFECTS to the folder of effects", file=sys.stderr)
         raise SystemExit(64)
     try:
-        # Whoever pipes has the job: faults strike that process, and this one lives on.
-        result = run(payload, job=payload.get("job"), worker=os.getppid())
+        # Whoever pipes has the job: faults strike that process, and this one lives on. Where it has
+        # died already, the parent is another: nobody knows whose job this was.
+        parent = os.getppid()
+        result = run(payload, job=payload.get("job"), worker=None if parent == 1 else parent)
         print(json.dumps(result))
     except (ScriptedFailure, OSError, TypeError) as error:
         # A TypeError is json's answer to the result that it cannot hold.

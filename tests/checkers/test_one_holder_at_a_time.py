@@ -919,10 +919,11 @@ def test_a_program_that_handles_is_excused_by_the_pause_of_its_worker_alone(
     assert run.verdict(promise) == verdict
 
 
+@pytest.mark.parametrize("promise", ["P4", "P6"])
 def test_a_program_that_handles_may_need_two_seconds_to_begin(
-    run: "Run", producer: "Process"
+    run: "Run", producer: "Process", promise: str
 ) -> None:
-    run.parameters["lease_ms"] = 3_000
+    run.promises["P6"], run.parameters["lease_ms"] = True, 3_000
     workers, programs = [run.process("w1"), run.process("w2")], [run.process(n) for n in "gh"]
     job = producer.enqueues("a")
     handled(programs[0], job, workers[0])
@@ -931,4 +932,4 @@ def test_a_program_that_handles_may_need_two_seconds_to_begin(
     over(programs[0], job)
     over(programs[1], job)
 
-    assert run.verdict("P4") == "pass"
+    assert run.verdict(promise) == "pass"

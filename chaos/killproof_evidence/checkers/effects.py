@@ -2,7 +2,11 @@
 
 from itertools import pairwise
 
-from killproof_evidence.checkers.leases import certainly_live_until
+from killproof_evidence.checkers.leases import (
+    START_NS,
+    START_OF_PROCESS_NS,
+    certainly_live_until,
+)
 from killproof_evidence.contract import AT_MOST_ONCE
 from killproof_evidence.evidence import HTTP, TABLE, Evidence, Execution, Story, at, at_end, where
 from killproof_evidence.finding import Finding, Tally
@@ -123,10 +127,15 @@ def _had_run_out(evidence: Evidence, story: Story, first: Execution, second: Exe
         return _was_paused(evidence, first, second)
     claim = story.claim_of(first.fence)
     if claim is None or claim.type != "ok":
-        if second.t - first.t >= lease_ms * 1_000_000:
+        # Nobody saw this claim; where its process tells nothing, the handler may have begun late.
+        is_told = first.pid in evidence.history.last or first.pid in evidence.history.exited
+        start_ns = 0 if is_told else START_NS
+        if first.worker is not None:
+            start_ns = START_OF_PROCESS_NS
+        if second.t - first.t + start_ns >= lease_ms * 1_000_000:
             return True
-        # Nobody saw the claims. Who was stopped past its lease before its handler began may come
-        # before its successor's handler, or after it.
+        # Who was stopped past its lease before its handler began may come before its successor's
+        # handler, or after it.
         since = first.t - lease_ms * 1_000_000
         return any(
             start <= second.t and end >= since
