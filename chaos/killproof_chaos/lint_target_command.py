@@ -69,7 +69,8 @@ def _perform(
 
     print(f"trying it: one worker, at most {seconds:.0f} s", file=sys.stderr)
     performed = trial.perform(name, folder, seconds)
-    return performed, list(trial_rules.remarks(performed, target, Store(folder)))
+    # Of several jobs the same can be wrong; once said is enough.
+    return performed, list(dict.fromkeys(trial_rules.remarks(performed, target, Store(folder))))
 
 
 def _refuse_half(performed: "Trial", folder: Path) -> None:

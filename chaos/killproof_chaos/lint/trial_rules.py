@@ -138,6 +138,8 @@ def _handlers(trial: Trial, store: Store, words: str) -> Iterator[Remark]:
         started.add(str(record["job"]))
         ended[str(record["job"])] = ended.get(str(record["job"]), 0) + (record["what"] == "end")
     missing = sorted(enqueued - {name for name, count in ended.items() if count})
+    if trial.facts["work"]["ended_early"] is not None:
+        missing = []  # What it did not come to needs no further reason.
     if missing and not started:
         yield problem(
             "worker",
@@ -151,7 +153,7 @@ def _handlers(trial: Trial, store: Store, words: str) -> Iterator[Remark]:
     twice = sorted(name for name, count in ended.items() if count > 1)
     if twice:
         yield problem("worker", f"without any fault the handler of {twice[0]} ran more than once")
-    strangers = sorted(started - enqueued - {"cancelled"})
+    strangers = sorted(started - trial.facts.get("enqueue", {}).keys() - {"cancelled"})
     if strangers:
         yield problem(
             "worker",
@@ -184,7 +186,7 @@ def _snapshot(trial: Trial, target: Target) -> Iterator[Remark]:
         yield problem("snapshot", "a payload has no `id`: it must be what was enqueued, as it is")
     # One that was to be cancelled, and was not, may wait for its time.
     unfinished = [
-        row for row in rows if row["state"] not in TERMINAL and row["name"] != "cancelled"
+        row for row in rows if row["state"] in set(STATES) - TERMINAL and row["name"] != "cancelled"
     ]
     ended_early = trial.facts.get("work", {}).get("ended_early")
     is_over = trial.facts.get("stop", {}).get("code") is not None and ended_early is None
