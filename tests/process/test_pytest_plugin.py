@@ -151,7 +151,8 @@ def test_what_the_run_missed_fails_the_test_of_the_run_and_no_promise() -> None:
         "unknown",
         "unknown: obligation missed: kill@ack.written\nagain: killproof chaos replay kp1-x",
     )
-    whole = record(unknown_because=["P2: no job exists"])
+    assert told(outcome_of(record(unknown_because=["Process 7: it hung"])), None)[0] == "unknown"
+    whole = record(unknown_because=["P2: no job exists", "P1, P3: the time ended"])
     assert told(outcome_of(whole), None) == ("pass", "")
 
 
