@@ -34,7 +34,7 @@ USL_RESAMPLES: Final = 499
 class Station:
     """A place where work waits its turn."""
 
-    demand: float  #: Seconds of service that one job needs there.
+    demand: float  #: Seconds of service that one job needs there; 0 where there is none.
     servers: int = 1
     #: Squared coefficient of variation of the service; 1 is exponential, 0 always the same. Of a
     #: single server only.
@@ -84,7 +84,10 @@ def _populations(stations: Sequence[Station], delay: float, workers: int) -> lis
     busy = [0.0] * len(stations)
     # idle[m][j]: the probability of j jobs at station m, for as many as leave a server idle.
     idle = [[1.0] + [0.0] * (station.servers - 1) for station in stations]
-    fastest = min((station.servers / station.demand for station in stations), default=math.inf)
+    fastest = min(
+        (station.servers / station.demand for station in stations if station.demand),
+        default=math.inf,
+    )
     found = []
     for population in range(1, workers + 1):
         residence = []
