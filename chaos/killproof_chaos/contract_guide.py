@@ -62,7 +62,6 @@ PROMISES: Final = (
         number="P4",
         means="no second worker gets the job before the lease of the first has run out; with no "
         "history of claims it is read off handlers that overlap",
-        parameters=("lease_ms",),
     ),
     Promise(
         number="P5",

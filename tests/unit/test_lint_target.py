@@ -46,7 +46,6 @@ def texts(remarks: list[Remark], weight: str = "problem") -> list[str]:
         ("", "", "no promise is made"),
         ("P1 = true", "", 'P1 = True is no promise: say "power" or "process"'),
         ("P2 = 1", "", "P2 = 1 is no promise: say true"),
-        ("P4 = true", "", "P4 is promised, and the parameter lease_ms is missing"),
         ("P5 = true", "", "nothing shows it without a worker that records"),
         ("P7 = true", "", "P7 is promised, and [edges] is empty"),
         ("P7 = true", "", "nothing shows it without an audit mapping"),
@@ -89,11 +88,17 @@ def test_a_contract_that_can_be_judged_is_told_nothing(tmp_path: Path) -> None:
     assert list(contract_rules.remarks(target)) == []
 
 
-def test_a_lease_shorter_than_the_handlers_is_a_note_alone(tmp_path: Path) -> None:
-    target = target_of(tmp_path, "P4 = true", "options = []\nlease_ms = 500")
+@pytest.mark.parametrize(
+    ("lease", "says"),
+    [("lease_ms = 500", "fair only if the worker extends it"), ("", "then no time ends a lease")],
+)
+def test_a_lease_that_is_short_or_endless_is_a_note_alone(
+    tmp_path: Path, lease: str, says: str
+) -> None:
+    target = target_of(tmp_path, "P4 = true", f"options = []\n{lease}")
     found = list(contract_rules.remarks(target))
     assert texts(found) == []
-    assert "fair only if the worker extends it" in texts(found, "note")[0]
+    assert says in texts(found, "note")[0]
 
 
 def shown(place: Path, facts: Mapping[str, Any], rest: str = EDGES, **more: Any) -> list[str]:

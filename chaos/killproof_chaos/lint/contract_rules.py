@@ -178,6 +178,12 @@ def _lease(target: Target) -> Iterator[Remark]:
             f"lease_ms = {lease_ms} is shorter than the longest handler of a run "
             f"({HANDLER_MS_MAX} ms): fair only if the worker extends it meanwhile",
         )
+    if contract.promised("P4") and lease_ms is None:
+        yield note(
+            "contract",
+            "P4 is promised without lease_ms: then no time ends a lease, and every overlap of two "
+            "handlers of a job is a violation",
+        )
     if contract.promised("P6") == AT_MOST_ONCE and contract.promised("P17"):
         yield problem(
             "contract",
