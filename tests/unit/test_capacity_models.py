@@ -35,6 +35,14 @@ def test_mva_equals_the_exact_machine_repairman(workers: int, servers: int) -> N
     assert solved.throughput == pytest.approx(exact, rel=1e-9)
 
 
+def test_a_station_that_nobody_needs_changes_nothing() -> None:
+    """Such as the processor of calls that had to wait for it while they held the lock."""
+    lock = Station(demand=0.02)
+    both = models.mva([lock, Station(demand=0.0, servers=3)], 0.1, 7)
+
+    assert both.throughput == pytest.approx(models.mva([lock], 0.1, 7).throughput)
+
+
 @settings(max_examples=60, deadline=None)
 @given(demand=demands, delay=delays, workers=crowds, variation=st.floats(0.0, 1.0))
 def test_throughput_keeps_its_asymptotic_bounds(
