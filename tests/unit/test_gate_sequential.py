@@ -7,7 +7,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from killproof_bench.gate import sequential, timing
+from killproof_bench.gate import report_proof, sequential, timing
 from killproof_bench.gate.blocks import (
     FOREIGN_CPU_MAX,
     PRESSURE_CPU_MAX,
@@ -150,6 +150,16 @@ def test_clopper_and_pearson_bound_a_share_that_was_never_seen() -> None:
 
     assert (none.value, none.low) == (0.0, 0.0)
     assert none.high == pytest.approx(1 - 0.025 ** (1 / 300))
+
+
+def test_a_copy_that_is_slower_by_its_place_alone_shows_before_labels_are_tossed() -> None:
+    shams = [block(0.01 if place < 90 else -0.01, place) for place in range(100)]
+
+    assert report_proof.as_they_came(shams) == (
+        "the copy was slower in 90% [82% to 95%] of 100 sham blocks; of equal code it is in half "
+        "of them"
+    )
+    assert report_proof.as_they_came([]) == "no sham blocks"
 
 
 def test_a_run_ends_at_the_look_that_decides() -> None:
