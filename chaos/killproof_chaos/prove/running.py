@@ -200,7 +200,7 @@ def _see_to_its_end(
             if time.monotonic() >= deadline:
                 if is_told:
                     break
-                process.send_signal(signal.SIGINT)
+                process.terminate()  # As Ctrl-C, which a shell may have told it to ignore.
                 is_told, deadline = True, time.monotonic() + GRACE_SECONDS
     finally:
         with suppress(ProcessLookupError):
