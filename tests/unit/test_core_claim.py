@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from killproof import DatabaseBusy, Host, LeaseLost, ManualClock, Queue
-from killproof.core.jobs import BATCH_MAX, IDLE_PAUSE, SWEEP_ROWS_MAX
+from killproof.core.jobs import BATCH_MAX, HOLDERS_PAUSE, IDLE_PAUSE, SWEEP_ROWS_MAX
 
 Sql = Callable[..., list[tuple[Any, ...]]]
 
@@ -430,7 +430,8 @@ def test_an_idle_wait_ends_when_a_lease_runs_out(place: Path) -> None:
         start_ns = clock.elapsed_ns
 
         assert queue.wait(None, 60)
-        assert 3.0 <= (clock.elapsed_ns - start_ns) / 1e9 < 3.1
+        # It looks so often while somebody holds a lease, and its pauses are up to a quarter longer.
+        assert 3.0 <= (clock.elapsed_ns - start_ns) / 1e9 <= 3.0 + 1.25 * HOLDERS_PAUSE
         lease = queue.claim()
         assert lease is not None
         assert lease.fence == 2
