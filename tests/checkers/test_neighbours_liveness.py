@@ -70,11 +70,20 @@ def test_the_time_that_was_missing_is_told_as_declared(run: "Run", producer: "Pr
 
 
 @pytest.mark.parametrize(("rest_ms", "verdict"), [(2_000, "unknown"), (8_000, "violated")])
-def test_a_job_that_never_began_may_be_behind_those_that_begin_until_the_end(
-    run: "Run", producer: "Process", worker: "Process", rest_ms: int, verdict: str
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_a_job_that_waits_may_be_behind_those_that_begin_until_the_end(
+    run: "Run",
+    producer: "Process",
+    worker: "Process",
+    rest_ms: int,
+    verdict: str,
+    has_begun: bool,
 ) -> None:
-    run.commits(producer.enqueues("a"), "available")
-    other = producer.enqueues("b")
+    job, other = producer.enqueues("a"), producer.enqueues("b")
+    if has_begun:
+        worker.claims(job)
+        worker.runs(job, "raise")
+        worker.nacks(job, "available")
     run.heals()
     run.passes(11_000)
     worker.claims(other)

@@ -68,8 +68,9 @@ def _is_coming(evidence: Evidence, story: Story, state: str, heal: int) -> str |
     A slow machine has a long backlog, and an attempt whose worker has died lasts as long as its
     lease: neither is a queue that has come to a stop.
     """
-    if not story.executions and not story.claims:
-        others = (other.executions[0].t for other in evidence.stories if other.executions)
+    if state != "leased":
+        begun = (other for other in evidence.stories if other.executions and other is not story)
+        others = (other.executions[0].t for other in begun)
         latest = max(others, default=heal)
         if evidence.t_last - latest < (evidence.t_last - heal) * BACKLOG_SHARE:
             return "the queue came to other jobs for the first time until the end"
