@@ -28,6 +28,8 @@ NEMESES_DEFAULT: Final = ("kill", "pause", "term", "handler", "lock")
 #: workers one has.
 DISPATCHER: Final = "d"
 WORKERS_PER_DISPATCHER: Final = 4
+#: So many workers keep up with the usual rate of jobs, also where each has to wait for the disk.
+BUSY_WORKERS: Final = 4
 MIXES: Final = ("full", "plain")
 #: A run ends after so many times the seconds asked for, whatever has hit by then; on a machine so
 #: slow that new places are still being hit, after at most the second.
@@ -261,9 +263,10 @@ def make(
         capabilities: what is asked of the queue besides jobs.
         contract: of the queue; it is asked for nothing that the contract says it has not.
     """
-    if contract is not None:
-        most = contract.parameters.get("workers_max", options.workers)
+    share = 1.0
+    if contract is not None and (most := contract.parameters.get("workers_max")) is not None:
         options = replace(options, workers=min(options.workers, most))
+        share = min(1.0, most / BUSY_WORKERS)
     source = random.Random(f"faults {options.seed}")
     faults: list[Fault] = []
     for name, count in (("kill", options.kills), ("pause", options.pauses)):
@@ -294,6 +297,7 @@ def make(
             jobs=jobs,
             capabilities=capabilities,
             fit=workload.fitting(contract or Contract(promises={"P6": "transaction"})),
+            share=share,
         ),
         capabilities=tuple(capabilities),
         faults=sorted(faults, key=lambda fault: fault.at_ms),

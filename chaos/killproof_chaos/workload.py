@@ -208,6 +208,7 @@ def make(
     jobs: Sequence[dict[str, Any]] = (),
     capabilities: Sequence[str] = (),
     fit: Callable[[Job], Job] = lambda job: job,
+    share: float = 1.0,
 ) -> list[list[Operation]]:
     """Return the operations of each producer, and those of a maintenance process if there are any.
 
@@ -220,11 +221,13 @@ def make(
         jobs: the user's jobs as `read_jobs` returns them; empty: made up.
         capabilities: what else is asked of the queue, of CAPABILITIES.
         fit: takes from each job what the queue has not; what follows on the job depends on it.
+        share: of the usual rate: a queue that is made for one worker gets a worker's part.
     """
     source = random.Random(f"workload {seed}")
     lists: list[list[Operation]] = [[] for _ in range(producers)]
-    gap_ms = 1_000 / JOBS_PER_SECOND
-    for number in range(int(seconds * JOBS_PER_SECOND)):
+    per_second = JOBS_PER_SECOND * share
+    gap_ms = 1_000 / per_second
+    for number in range(int(seconds * per_second)):
         at_ms = _in_burst(number * gap_ms)
         name = f"j{number}"
         job = _users(jobs, number, name, source, trouble) if jobs else _mixed(name, source, trouble)

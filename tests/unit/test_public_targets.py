@@ -88,12 +88,15 @@ def test_a_public_queue_is_found_by_its_name_and_by_the_word_before_it() -> None
     assert isinstance(targets.load("public:litequeue"), Adapter)
 
 
-def test_a_run_starts_no_more_workers_than_the_queue_is_made_for() -> None:
+def test_a_queue_that_is_made_for_one_worker_gets_one_and_its_part_of_the_jobs() -> None:
     alone = Contract(parameters={"workers_max": 1})
     options = Options(seconds=1.0, kills=0, pauses=0)
 
-    assert plan.make(options, (), contract=alone).workers == ["w1"]
-    assert len(plan.make(options, (), contract=Contract()).workers) == options.workers
+    few, all_ = (plan.make(options, (), contract=c) for c in (alone, Contract()))
+
+    assert few.workers == ["w1"]
+    assert len(all_.workers) == options.workers
+    assert len(few.operations[0]) * 3 < len(all_.operations[0])
 
 
 def outcome(*rows: str, unhonoured: tuple[int, ...]) -> Outcome:
