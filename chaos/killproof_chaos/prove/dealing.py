@@ -181,7 +181,8 @@ def plan(asked: Asked, facts: Facts) -> Plan:
         seconds = least[name][1]
         # A run cannot be cut in two: what one shard has no time for, several have not either.
         if spent + seconds > total or seconds > asked.budget:
-            left_out[name] = f"the budget is too small: it needs {seconds:.0f} s more"
+            left = min(total - spent, asked.budget)
+            left_out[name] = f"it needs {seconds:.0f} s, and of the budget {left:.0f} s are left"
         else:
             spent += seconds
     kept = [name for name in wanted if name not in left_out]
