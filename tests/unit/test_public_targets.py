@@ -71,7 +71,6 @@ def test_each_promise_of_a_public_queue_is_cited_and_its_version_pinned(name: st
     assert (target.peer is None) == (name in CONTROLS)
     if target.peer is not None:
         assert all(package.version for package in target.peer.packages)
-        assert "options" in target.contract.parameters
 
 
 def test_no_public_queue_has_a_name_of_ours() -> None:
