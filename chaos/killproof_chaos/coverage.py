@@ -348,16 +348,20 @@ def _spared(facts: _Facts) -> bool:
 def _started_again(facts: _Facts) -> bool:
     """Some job's process was killed while its handler ran, and the handler was started once more.
 
-    A handler that is a process of its own lives on, and names the one that had the job.
+    A handler that is a process of its own lives on, and names the one that had the job; 0 stands
+    for one that was dead by then.
     """
     died = {fault["pid"]: fault["t"] for fault in facts.of("kill")}
+    first = min(died.values(), default=None)
     began: dict[tuple[str, Any], int] = {}
     for record in facts.effects:
         who = str(record["job"]), record.get("pid")
         if record["what"] == "start":
-            death = died.get(record.get("worker", record.get("pid")))
-            if death is not None and death >= record["t"]:
-                began[who] = death
+            holder = record.get("worker", record.get("pid"))
+            if holder == 0 and first is not None and first < record["t"]:
+                began[who] = record["t"]
+            elif holder in died and died[holder] >= record["t"]:
+                began[who] = died[holder]
         elif record["what"] == "end" and who in began and record["t"] < began[who]:
             del began[who]
     cut = {job: t for (job, _), t in began.items()}

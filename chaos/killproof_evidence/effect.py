@@ -79,7 +79,7 @@ def run(
         saw: of a step of a workflow, what the steps that it needs have returned, by their names.
         remember: called with each name in the payload's `memo` and a function: it returns what an
             attempt before this has got from that function, or calls it.
-        worker: the pid of the process that has the job; None: this one.
+        worker: the pid of the process that has the job; 0: it has died; None: this one.
 
     Returns:
         The handler's result: the id, the attempt and the word that was played.
@@ -306,9 +306,9 @@ def main() -> None:
         raise SystemExit(64)
     try:
         # Whoever pipes has the job: faults strike that process, and this one lives on. Where it has
-        # died already, the parent is another: nobody knows whose job this was.
+        # died already, the parent is the first process of all.
         parent = os.getppid()
-        result = run(payload, job=payload.get("job"), worker=None if parent == 1 else parent)
+        result = run(payload, job=payload.get("job"), worker=0 if parent == 1 else parent)
         print(json.dumps(result))
     except (ScriptedFailure, OSError, TypeError) as error:
         # A TypeError is json's answer to the result that it cannot hold.

@@ -116,12 +116,12 @@ class Execution:
     saw: dict[str, str] | None = None  #: by need, a digest of what that step had returned
     steps: "list[Memoised] | None" = None  #: the remembered steps that ran in it
     read: dict[str, str] | None = None  #: by remembered step, a digest of what the handler got
-    worker: int | None = None  #: the pid that has the job; None: the handler's own
+    worker: int | None = None  #: the pid that has the job; 0: it had died; None: the handler's own
 
     @property
     def holder(self) -> int:
         """The pid of the process that has the job, and that a fault must strike to matter."""
-        return self.pid if self.worker is None else self.worker
+        return self.worker or self.pid
 
     @property
     def at(self) -> Line:

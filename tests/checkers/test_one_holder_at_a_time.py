@@ -933,3 +933,22 @@ def test_a_program_that_handles_may_need_two_seconds_to_begin(
     over(programs[1], job)
 
     assert run.verdict(promise) == "pass"
+
+
+@pytest.mark.parametrize("promise", ["P4", "P6"])
+def test_a_program_whose_worker_had_died_holds_no_job(
+    run: "Run", producer: "Process", promise: str
+) -> None:
+    run.promises["P6"], run.parameters["lease_ms"] = True, 30_000
+    worker, programs = run.process("w1"), [run.process(name) for name in "gh"]
+    job = producer.enqueues("a")
+    handled(programs[0], job, worker)
+    programs[0].effect_lines[-1]["worker"] = 0
+    if promise == "P6":
+        over(programs[0], job)
+    handled(programs[1], job, worker)
+    if promise == "P4":
+        over(programs[0], job)
+    over(programs[1], job)
+
+    assert run.verdict(promise) == "pass"

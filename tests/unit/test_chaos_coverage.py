@@ -529,3 +529,6 @@ def test_a_handler_that_begins_after_the_kill_of_its_first_is_a_job_delivered_ag
     own = said(40, 7, "start") | {"worker": 1}
     assert hit(own, said(60, 7, "end"), said(90, 8, "start"))
     assert not hit(own, said(45, 7, "end"), said(90, 8, "start"))
+    orphan = said(60, 7, "start") | {"worker": 0}
+    assert hit(orphan, said(70, 7, "end"), said(90, 8, "start"))
+    assert not hit(said(40, 7, "start") | {"worker": 0}, said(90, 8, "start"))

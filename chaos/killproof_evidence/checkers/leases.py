@@ -71,6 +71,8 @@ def _check_overlaps(evidence: Evidence, tally: Tally, story: Story) -> None:
     for first, second in pairwise(executions):
         if first.t_end is None or first.t_end <= second.t:
             continue
+        if 0 in (first.worker, second.worker):
+            continue  # Of one nobody had the job any more: its worker was dead when it began.
         if lease_ms is not None:
             length_ns = lease_ms * 1_000_000
             since = first.t - length_ns
