@@ -212,7 +212,8 @@ def _see_to_its_end(
 def _verdict_of(place: Path, code: int, log: Path) -> tuple[str, str]:
     """Return the word of a run's verdict, or that it failed and why."""
     store = Store(place) if place.is_dir() else None  # A command may refuse before it makes one.
-    if store is not None and store.verdict.exists() and code != EXIT_FAILED and code >= 0:
+    if store is not None and store.verdict.exists() and code != EXIT_FAILED:
+        # Also of one that was ended over its page: the file is written whole or not at all.
         return str(store.read_verdict()["verdict"]), ""
     said = last_line(log.read_text(encoding="utf-8", errors="replace")) or "it said nothing"
     return FAILED, f"the process that ran it ended with {code}: {said}"
