@@ -55,6 +55,12 @@ class KillproofControl(Adapter):
         """Cancel a job."""
         return bool(queue.cancel(int(id)))
 
+    def replay(self, queue: Any, id: int | str) -> bool:  # noqa: A002 - the seam's name
+        """Replay a dead job."""
+        from killproof import operations
+
+        return bool(operations.replay(queue, [int(id)]).moved)
+
     def consume(self, queue: Any, stop: Stop) -> None:
         """Run its worker, which takes the signals over."""
         from killproof.handlers import Handlers
