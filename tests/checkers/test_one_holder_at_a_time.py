@@ -952,3 +952,34 @@ def test_a_program_whose_worker_had_died_holds_no_job(
     over(programs[1], job)
 
     assert run.verdict(promise) == "pass"
+
+
+@pytest.mark.parametrize(
+    ("passes_ms", "paused_ms", "verdict"),
+    [
+        (500, None, "violated"),
+        (2_100, None, "pass"),  # Its claim may have been a second before.
+        (500, 4_000, "violated"),  # The pause was over a lease before the handler began.
+        (500, 1_000, "pass"),
+        (500, -100, "violated"),  # The pause came when all was over.
+    ],
+)
+def test_of_workers_without_a_history_a_second_run_needs_a_lease_that_may_have_run_out(
+    run: "Run", producer: "Process", passes_ms: int, paused_ms: int | None, verdict: str
+) -> None:
+    run.promises["P6"], run.parameters["lease_ms"] = True, 3_000
+    one, two = run.process("w1"), run.process("w2")
+    one.alive = two.alive = False
+    jobs = [producer.enqueues("a"), producer.enqueues("b")]
+    if paused_ms is not None and paused_ms > 0:
+        run.pauses(one, 50)
+        run.passes(paused_ms)
+    one.runs(jobs[0])
+    run.passes(passes_ms)
+    two.runs(jobs[0])
+    if paused_ms is not None and paused_ms < 0:
+        run.passes(-paused_ms)
+        run.pauses(one, 50)
+    one.runs(jobs[1])  # It lives on, so its death explains nothing.
+
+    assert run.verdict("P6") == verdict

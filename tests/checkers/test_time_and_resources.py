@@ -517,6 +517,17 @@ def test_where_no_worker_keeps_a_history_nobody_is_accused_of_ending_late(run: "
     assert run.verdict("P21") == "unknown"
 
 
+def test_one_without_a_history_hides_nobody_who_ends_late(run: "Run", worker: "Process") -> None:
+    stranger = run.process("x1")
+    stranger.alive = False
+    run.strikes("term", stranger)
+    run.strikes("term", worker)
+    run.passes(5_000)
+    worker.exits()
+
+    assert "ms after SIGTERM, and 1000 ms are declared" in run.story("P21")
+
+
 def test_a_worker_that_leaves_its_lease_behind_is_seen(
     run: "Run", producer: "Process", worker: "Process"
 ) -> None:

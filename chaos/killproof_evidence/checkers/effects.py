@@ -128,11 +128,12 @@ def _had_run_out(evidence: Evidence, story: Story, first: Execution, second: Exe
     claim = story.claim_of(first.fence)
     if claim is None or claim.type != "ok":
         # Nobody saw this claim; where its process tells nothing, the handler may have begun late.
-        is_told = first.pid in evidence.history.last or first.pid in evidence.history.exited
-        start_ns = 0 if is_told else START_NS
+        passed_ns = second.t - first.t
         if first.worker is not None:
-            start_ns = START_OF_PROCESS_NS
-        if second.t - first.t + start_ns >= lease_ms * 1_000_000:
+            passed_ns += START_OF_PROCESS_NS
+        elif first.pid not in evidence.history.last.keys() | evidence.history.exited:
+            passed_ns += START_NS
+        if passed_ns >= lease_ms * 1_000_000:
             return True
         # Who was stopped past its lease before its handler began may come before its successor's
         # handler, or after it.
