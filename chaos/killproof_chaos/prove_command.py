@@ -97,7 +97,13 @@ def prove(
 
 
 def perform(
-    plan: "Plan", number: int, place: Store, show: "Show", *, report: bool
+    plan: "Plan",
+    number: int,
+    place: Store,
+    show: "Show",
+    *,
+    report: bool,
+    seconds: float | None = None,
 ) -> dict[str, Any]:
     """Make the runs of a shard; return verdict.json, written.
 
@@ -107,6 +113,7 @@ def perform(
         place: its store, new.
         show: is told how far it is.
         report: whether each engine writes its page.
+        seconds: nothing new begins after them; None: after the budget.
     """
     from killproof_chaos.prove import stores
     from killproof_chaos.prove.dealing import Run, again
@@ -137,7 +144,11 @@ def perform(
         return None
 
     campaign = Campaign(
-        target=asked.target, folder=place.path, seconds=asked.budget, show=show, report=report
+        target=asked.target,
+        folder=place.path,
+        seconds=asked.budget if seconds is None else seconds,
+        show=show,
+        report=report,
     )
     outcomes, interrupted = campaign.make(plan.of_shard(number), more)
     run |= {"ended": time.time(), "interrupted": interrupted}
