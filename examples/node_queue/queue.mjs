@@ -13,6 +13,7 @@ const FILE = join(folder, "queue.db");
 const LEASE_MS = 3000; // Longer than any handler of a run: nobody extends it.
 const RETRY_MS = 200;
 const IDLE_MS = 50;
+const NOW = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"; // At the commit, in ms.
 const ROW_BYTES_MAX = 64 * 1024 * 1024; // Of what one statement prints; the default is 1 MiB.
 
 // The statements go in by standard input, for an argument may have 128 KiB at most. `-bail` ends
@@ -121,7 +122,7 @@ async function worker() {
     const played = spawnSync("killproof-effect", { input: job.payload });
     if (played.status === 0) settle(job, "state = 'succeeded'");
     else settle(job, `state = iif(attempts < max_attempts, 'available', 'dead'),
-      due_ms = ${Date.now() + RETRY_MS}, error = 'the handler failed'`);
+      due_ms = ${NOW} + ${RETRY_MS}, error = 'the handler failed'`);
   }
 }
 

@@ -1275,3 +1275,29 @@ def test_a_cancelled_job_that_is_replayed_may_run(
     worker.claims(job)
 
     assert run.verdict("P15") == "pass"
+
+
+@pytest.mark.parametrize(
+    ("commits_ms", "fails", "verdict"),
+    [(30, True, "pass"), (5, True, "violated"), (30, False, "violated")],
+)
+def test_where_no_worker_keeps_a_history_the_delay_counts_from_the_handlers_end(
+    run: "Run", producer: "Process", commits_ms: int, fails: bool, verdict: str
+) -> None:
+    """A failure is known before its commit; of one that never ended the commit alone is known."""
+    run.parameters["crash_first"] = "policy"
+    stranger = run.process("x1")
+    stranger.alive = False
+    job = producer.enqueues("a", script=["raise"])
+    job.fence = job.attempts = 1
+    run.commits(job, "leased")
+    stranger.starts(job)
+    if fails:
+        stranger.ends(job, "raise")
+    run.passes(commits_ms)
+    run.commits(job, "available")
+    run.passes(30)
+    job.fence = job.attempts = 2
+    run.commits(job, "leased")
+
+    assert run.verdict("P9") == verdict

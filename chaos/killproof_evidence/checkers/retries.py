@@ -336,7 +336,9 @@ def _check_crashes(
         if ended is not None and change.takes:
             spared = forgiven if ended.forgiven is None else ended.forgiven
             delay_ms = delay_ms_min(policy, max(1, (ended.attempts or 1) - spared))
-            passed_ms = change.t_ms - ended.t_ms
+            passed_ms = max(
+                change.t_ms - ended.t_ms, _since_handler_ms(evidence, story, ended, change)
+            )
             in_doubt = evidence.told_in_doubt(ended) or evidence.told_in_doubt(change)
             if not in_doubt and not (first if crashes == 1 else later):
                 tally.checked += 1
@@ -359,6 +361,21 @@ def _check_crashes(
             and not _may_be_told(evidence, story, change)
         ):
             ended, crashes = change, crashes + 1
+
+
+def _since_handler_ms(evidence: Evidence, story: Story, ended: Change, change: Change) -> int:
+    """Return the time from a handler's end to a claim, where no worker keeps a history; else 0.
+
+    A failure is known when the handler has ended, and its delay may count from there; the commit
+    comes as much later as the queue takes.
+    """
+    taken = None if ended.before is None else evidence.moment(ended.before.t_ms)
+    failed, claimed = evidence.moment(ended.t_ms), evidence.moment(change.t_ms)
+    if story.claims or taken is None or failed is None or claimed is None:
+        return 0
+    ends = (each.t_end for each in story.executions if each.ended and each.t_end is not None)
+    of_this = [t for t in ends if taken - DOUBT_NS <= t <= failed + DOUBT_NS]
+    return (claimed - max(of_this)) // 1_000_000 if of_this else 0
 
 
 def _may_be_told(evidence: Evidence, story: Story, change: Change) -> bool:
