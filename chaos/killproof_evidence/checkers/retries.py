@@ -336,15 +336,14 @@ def _check_crashes(
         if ended is not None and change.takes:
             spared = forgiven if ended.forgiven is None else ended.forgiven
             delay_ms = delay_ms_min(policy, max(1, (ended.attempts or 1) - spared))
-            passed_ms = max(
-                change.t_ms - ended.t_ms, _since_handler_ms(evidence, story, ended, change)
-            )
+            passed_ms = change.t_ms - ended.t_ms
             in_doubt = evidence.told_in_doubt(ended) or evidence.told_in_doubt(change)
             if not in_doubt and not (first if crashes == 1 else later):
                 tally.checked += 1
                 if passed_ms < 0:  # The clock was set back. Was the delay over before that?
                     told_ms = max(each.t_ms for each in _under_one_due_time(change))
                     passed_ms = told_ms - ended.t_ms
+                passed_ms = max(passed_ms, _since_handler_ms(evidence, story, ended, change))
                 if passed_ms < delay_ms - slack_ms - ROUNDING_MS:
                     tally.violate(
                         story.label,
