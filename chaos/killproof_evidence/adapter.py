@@ -9,6 +9,9 @@ queue can be imported, so the file imports its queue inside the methods.
     enqueue    puts a job in, by the queue's own call
     consume    is the queue's own worker loop, as its documents recommend it, until told to stop
     rows       reads every job; it runs in the harness, with the standard library alone
+
+A queue for Node has a script beside the file, with its name and the suffix .mjs, in place of the
+first three.
 """
 
 import hashlib
@@ -49,7 +52,7 @@ class Adapter:
     #: Where the queue's own documents make each promise: the contract's source.
     cites: ClassVar[Mapping[str, str]] = MappingProxyType({})
     #: The environment that has the queue, with its version pinned; None: the harness's own has it.
-    peer: ClassVar[isolated.PythonPeer | None] = None
+    peer: ClassVar[isolated.PythonPeer | isolated.NodePeer | None] = None
     audit: AuditMapping | None = None
     database: str = "queue.db"
     broken: bool = False
@@ -121,12 +124,26 @@ class Adapter:
         """
         file = inspect.getsourcefile(type(self))
         assert file is not None
+        if isinstance(self.peer, isolated.NodePeer):
+            return _node_argv(self.peer, Path(file).with_suffix(".mjs"), role, place)
         python = sys.executable
         if self.peer is not None:
             python = str(isolated.ensure_python(self.peer).program)
         # -P: an adapter that is named like its queue must not be found in its place.
         words = [python, "-P", "-m", "killproof_evidence.adapter", str(Path(file).resolve())]
         return ["env", f"PYTHONPATH={_seam()}", *words, role, str(place)]
+
+
+def _node_argv(peer: isolated.NodePeer, script: Path, role: str, place: Path) -> list[str]:
+    """Return a command line of the script that lies beside a file of a queue for Node.
+
+    It speaks the lines of `killproof_evidence.command`; `$KILLPROOF_NODE` is the folder from which
+    it requires the queue. `killproof-effect` is found where this interpreter's programs are.
+    """
+    made = isolated.ensure_node(peer)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    words = ["env", f"PATH={path}", f"KILLPROOF_NODE={made.folder}", str(made.program)]
+    return [*words, str(script.resolve()), role, str(place)]
 
 
 def _seam() -> Path:

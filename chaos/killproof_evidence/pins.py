@@ -181,3 +181,16 @@ QLER = (
     Package(name="typing-inspection", version="0.4.5"),
     Package(name="typing-extensions", version="4.16.0"),
 )
+
+#: For Node; what these need in turn is npm's choice within the ranges that they declare.
+PLAINJOB = (
+    Package(name="plainjob", version="0.0.14"),
+    Package(name="better-sqlite3", version="11.10.0"),
+    Package(name="cron-parser", version="4.9.0"),
+)
+LITEQUE = (
+    Package(name="liteque", version="0.8.0"),
+    Package(name="better-sqlite3", version="11.3.0"),
+    Package(name="drizzle-orm", version="0.33.0"),
+    Package(name="async-mutex", version="0.4.1"),
+)
