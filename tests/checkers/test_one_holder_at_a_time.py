@@ -958,6 +958,7 @@ def test_a_program_whose_worker_had_died_holds_no_job(
     ("passes_ms", "paused_ms", "verdict"),
     [
         (500, None, "violated"),
+        (1_500, None, "violated"),
         (2_100, None, "pass"),  # Its claim may have been a second before.
         (500, 4_000, "violated"),  # The pause was over a lease before the handler began.
         (500, 1_000, "pass"),
@@ -983,3 +984,38 @@ def test_of_workers_without_a_history_a_second_run_needs_a_lease_that_may_have_r
     one.runs(jobs[1])  # It lives on, so its death explains nothing.
 
     assert run.verdict("P6") == verdict
+
+
+@pytest.mark.parametrize(
+    ("passes_ms", "paused_ms", "verdict"),
+    [
+        (500, None, "violated"),
+        (1_500, None, "violated"),
+        (2_100, None, "pass"),  # Its claim may have been a second before.
+        (500, 4_000, "violated"),  # The pause was over a lease before the handler began.
+        (500, 1_000, "pass"),
+        (500, -100, "violated"),  # The pause came when the second had begun.
+    ],
+)
+def test_of_workers_without_a_history_two_at_once_need_a_lease_that_may_have_run_out(
+    run: "Run", producer: "Process", passes_ms: int, paused_ms: int | None, verdict: str
+) -> None:
+    run.parameters["lease_ms"] = 3_000
+    one, two = run.process("w1"), run.process("w2")
+    one.alive = two.alive = False
+    job = producer.enqueues("a")
+    two.starts(job, attempt=1, fence=1)
+    two.ends(job, "raise", fence=1)  # Nobody else was at it.
+    if paused_ms is not None and paused_ms > 0:
+        run.pauses(one, 50)
+        run.passes(paused_ms)
+    one.starts(job, attempt=2, fence=2)
+    run.passes(passes_ms)
+    two.starts(job, attempt=3, fence=3)
+    if paused_ms is not None and paused_ms < 0:
+        run.passes(-paused_ms)
+        run.pauses(one, 50)
+    one.ends(job, fence=2)
+    two.ends(job, fence=3)
+
+    assert run.verdict("P4") == verdict

@@ -82,8 +82,7 @@ def _check_overlaps(evidence: Evidence, tally: Tally, story: Story) -> None:
                 for pid in (first.holder, second.holder)
                 for start, end in evidence.pauses.get(pid, ())
             )
-            own_process = first.worker is not None or second.worker is not None
-            start_ns = START_OF_PROCESS_NS if own_process else START_NS
+            start_ns = START_NS if first.worker is None else START_OF_PROCESS_NS
             if stood_still or second.t - first.t + start_ns >= length_ns:
                 continue
         tally.violate(
