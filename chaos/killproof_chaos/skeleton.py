@@ -8,8 +8,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
-from killproof_chaos.contract_guide import contract_text
-
 NAME: Final = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*")
 NAME_CHARS_MAX: Final = 40
 
@@ -46,6 +44,8 @@ def files_of(name: str, kind: Kind) -> dict[str, str]:
     Raises:
         ValueError: the name cannot be one; the message says what can.
     """
+    from killproof_chaos.contract_guide import contract_text  # It imports the judge.
+
     if not NAME.fullmatch(name) or len(name) > NAME_CHARS_MAX:
         raise ValueError(
             f"NAME {name!r} must be up to {NAME_CHARS_MAX} small letters, digits and single "
