@@ -213,3 +213,36 @@ def test_a_wait_is_told_to_a_tenth_of_a_millisecond_and_its_bound_as_declared(
 
     assert finding.figures["longest_wait_ms"] == 61_003.3
     assert finding.witnesses[0].story.endswith("and 60.0 s are declared")
+
+
+@pytest.mark.parametrize(
+    ("since_ms", "others_go_on", "verdict"),
+    [(700, True, "unknown"), (1_100, True, "violated"), (700, False, "violated")],
+)
+def test_a_lease_that_has_just_run_out_may_wait_behind_a_backlog(
+    run: "Run",
+    producer: "Process",
+    worker: "Process",
+    since_ms: int,
+    others_go_on: bool,
+    verdict: str,
+) -> None:
+    """The lease is 500 ms: for as long again somebody may come, if there is a backlog at all."""
+    job, other = producer.enqueues("a"), producer.enqueues("b")
+    run.heals()
+    if not others_go_on:
+        worker.claims(other)
+        worker.runs(other)
+        worker.acks(other)
+    run.passes(11_000)
+    worker.claims(job)
+    worker.starts(job)
+    if others_go_on:
+        worker.claims(other)
+        worker.runs(other)
+        worker.acks(other)
+    run.passes(since_ms)
+    producer.enqueues("c")
+
+    story = run.finding("P17")
+    assert (story.verdict, len(story.witnesses)) == (verdict, int(verdict == "violated"))

@@ -68,20 +68,20 @@ def _is_coming(evidence: Evidence, story: Story, state: str, heal: int) -> str |
     A slow machine has a long backlog, and an attempt whose worker has died lasts as long as its
     lease: neither is a queue that has come to a stop.
     """
-    if state != "leased":
-        begun = (other for other in evidence.stories if other.executions and other is not story)
-        others = (other.executions[0].t for other in begun)
-        latest = max(others, default=heal)
-        if evidence.t_last - latest < (evidence.t_last - heal) * BACKLOG_SHARE:
-            return "the queue came to other jobs for the first time until the end"
     lease_ms, maximum = evidence.lease_ms(story), evidence.max_attempts(story)
-    if state != "leased" or None in (lease_ms, maximum) or not story.executions:
+    waits = state != "leased"
+    if state == "leased" and story.executions and lease_ms is not None and maximum is not None:
+        since_ns = evidence.t_last - story.executions[-1].t
+        if len(story.executions) <= maximum and since_ns < lease_ms * 1_000_000:
+            return f"its attempt {len(story.executions)} of {maximum} began less than a lease ago"
+        # Its lease has run out a moment ago: it waits behind the others for somebody to come.
+        waits = since_ns < 2 * lease_ms * 1_000_000
+    if not waits:
         return None
-    assert lease_ms is not None
-    assert maximum is not None
-    since_ns = evidence.t_last - story.executions[-1].t
-    if len(story.executions) <= maximum and since_ns < lease_ms * 1_000_000:
-        return f"its attempt {len(story.executions)} of {maximum} began less than a lease ago"
+    begun = (other for other in evidence.stories if other.executions and other is not story)
+    latest = max((other.executions[0].t for other in begun), default=heal)
+    if evidence.t_last - latest < (evidence.t_last - heal) * BACKLOG_SHARE:
+        return "the queue came to other jobs for the first time until the end"
     return None
 
 
