@@ -111,7 +111,8 @@ def sentence(record: Record) -> str:
     accused = [card["queue"] for card in controls if card["verdict"] != "pass"]
     beside = f"; controls without a pass: {', '.join(accused)}" if accused else "; controls pass"
     queues = f"{len(others)} public queue{'' if len(others) == 1 else 's'}"
-    return f"{queues}: {told or 'none judged'}{beside if controls else ''}"
+    early = " (interrupted)" if record["interrupted"] else ""
+    return f"{queues}: {told or 'none judged'}{beside if controls else ''}{early}"
 
 
 def columns(record: Record) -> list[str]:

@@ -1,5 +1,6 @@
 """The scorecard: what confirms a violation, and what is said of a queue."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 
 from killproof_chaos import report_scorecard
-from killproof_chaos.scorecard import rows
+from killproof_chaos.scorecard import making, rows
 from killproof_chaos.scorecard.cards import (
     Cell,
     Check,
@@ -117,6 +118,7 @@ def test_a_card_says_the_verdict_its_command_where_it_is_promised_and_what_was_n
     told = {
         "cards": cards, "notes": {"q": {"P1": "q.py:7 acknowledges <first>"}}, "seed": 1,
         "argv": ["killproof", "chaos", "scorecard"], "budget": 60.0, "version": "0", "ended": 1.7e9,
+        "interrupted": False,
     }  # fmt: skip
     page = report_scorecard.write_reports(told, tmp_path / "card.md")
     text = (tmp_path / "card.md").read_text(encoding="utf-8")
@@ -154,3 +156,14 @@ def test_the_rows_are_the_public_queues_behind_their_controls() -> None:
     )
     with pytest.raises(ValueError, match="--only 'nobody' is not on the card: use killproof"):
         rows.names(["nobody"])
+
+
+def test_tries_that_were_made_before_an_interruption_count(tmp_path: Path) -> None:
+    told = record(P6="crash") | {"runs": []}
+    (check,) = checks_of(told)
+    key = " ".join((*check.promises, check.command))
+    made = tried(check, 3, P6=3)
+    (tmp_path / making.TRIED).write_text(json.dumps({key: made.record()}), encoding="utf-8")
+
+    assert making.confirm(told, tmp_path, lambda line: None) == [made]
+    assert not (tmp_path / making.TRIES).exists()

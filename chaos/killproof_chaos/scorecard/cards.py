@@ -6,7 +6,7 @@ real processes do. What was seen and not confirmed is printed as `unconfirmed`, 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from killproof_evidence.finding import NOT_PROMISED, UNKNOWN, VIOLATED
@@ -47,8 +47,8 @@ class Tried:
     """What came of running a check."""
 
     check: Check
-    seen: Mapping[str, int]  #: promise -> tries in which it was violated
-    made: int  #: tries
+    seen: Mapping[str, int] = field(default_factory=dict)  #: promise -> tries that show it broken
+    made: int = 0  #: tries
 
     def confirms(self, promise: str) -> bool:
         """Say whether a promise was seen broken often enough."""

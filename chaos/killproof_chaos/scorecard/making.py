@@ -33,6 +33,8 @@ from killproof_evidence.target import keeps_history, level
 CARD: Final = "card.json"
 QUEUES: Final = "queues"
 TRIES: Final = "tries"
+#: What came of the tries so far.
+TRIED: Final = "tried.json"
 PROVED: Final = "prove"
 #: A run that judges a violation again takes at most so many times what the first took.
 LIMIT_TIMES: Final = 4.0
@@ -95,10 +97,9 @@ def card_of(name: str, asked: Asked, folder: Path, say: Say) -> dict[str, Any]:
     """Judge a queue and confirm what was found; return its card.
 
     Raises:
-        KeyboardInterrupt: somebody ended it; nothing of this queue is kept.
+        KeyboardInterrupt: somebody ended it; a campaign that was whole, and its tries, are kept.
     """
-    shutil.rmtree(folder, ignore_errors=True)  # Of a run that was ended in it.
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     target = targets.load(name)
     facts = _facts(name, target) | {"asked": _key(asked), "made": time.time()}
     say("being installed")
@@ -107,16 +108,18 @@ def card_of(name: str, asked: Asked, folder: Path, say: Say) -> dict[str, Any]:
     seen = dealing.facts_of(target)
     budget = max(asked.budget, round(dealing.needed(seen)))
     plan = dealing.plan(dealing.Asked(target=name, budget=budget, seed=asked.seed), seen)
-    store = Store.create(folder / PROVED)
-    record = perform(
-        plan,
-        1,
-        store,
-        lambda turn: say(_line(turn)),
-        report=False,
-        # Nobody shall be unknown because the machine was slow for a while.
-        seconds=PATIENCE * budget,
-    )
+    record = _proved(plan, folder / PROVED)
+    if record is None:
+        shutil.rmtree(folder)  # Of a run that was ended in it, or that was asked something else.
+        record = perform(
+            plan,
+            1,
+            Store.create(folder / PROVED),
+            lambda turn: say(_line(turn)),
+            report=False,
+            # Nobody shall be unknown because the machine was slow for a while.
+            seconds=PATIENCE * budget,
+        )
     if stores.read(folder / PROVED).run["interrupted"]:
         raise KeyboardInterrupt
     tried = confirm(record, folder, say)
@@ -137,16 +140,30 @@ def card_of(name: str, asked: Asked, folder: Path, say: Say) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _proved(plan: dealing.Plan, place: Path) -> dict[str, Any] | None:
+    """Return the verdict of a campaign that was made before and is whole; None: there is none."""
+    try:
+        made = stores.read(place)
+        if made.run["interrupted"] or dealing.Plan.of_record(made.run["plan"]).key != plan.key:
+            return None
+        return Store(place).read_verdict()
+    except StoreError:
+        return None
+
+
 def confirm(record: Mapping[str, Any], folder: Path, say: Say) -> list[Tried]:
-    """Run again what has shown a violation, as often as that needs."""
+    """Run again what has shown a violation, as often as that needs; go on behind earlier tries."""
     done: list[Tried] = []
+    kept = folder / TRIED
+    earlier = _object(kept) if kept.exists() else {}
     spent = {row["run"]["engine"]: row["seconds"] for row in record["runs"]}
     for planned in checks_of(record):
         check = open_of(planned, done)
         if check is None:
             continue
         limit = max(LIMIT_SECONDS_MIN, LIMIT_TIMES * spent.get(check.engine, 0.0))
-        tried = Tried(check=check, seen={}, made=0)
+        key = " ".join((*check.promises, check.command))
+        tried = Tried.of_record(earlier[key]) if key in earlier else Tried(check=check)
         while not tried.is_decided():
             say(f"{' '.join(check.promises)} again by {check.engine}, try {tried.made + 1} of "
                 f"at most {check.tries}")  # fmt: skip
@@ -154,6 +171,7 @@ def confirm(record: Mapping[str, Any], folder: Path, say: Say) -> list[Tried]:
             broken = _broken(check, place, limit)
             seen = {name: tried.seen.get(name, 0) + (name in broken) for name in check.promises}
             tried = Tried(check=check, seen=seen, made=tried.made + 1)
+            write_json(kept, earlier := {**earlier, key: tried.record()})
         done.append(tried)
     return done
 
