@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -144,7 +145,7 @@ class Futexes:
         self.before_wait: Callable[[], object] = lambda: None
         self.waits: list[str] = []
 
-    def __call__(self, address: int, operation: int, number: int, *rest: object) -> int:
+    def __call__(self, address: int, operation: int, number: int, *rest: Any) -> int:
         waits = operation == turnstile_module._FUTEX_WAIT
         if waits:
             self.before_wait()

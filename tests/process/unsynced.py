@@ -26,7 +26,7 @@ def _read(self: Database, handle: Any) -> None:
         wait_for_disk(self, handle)
 
 
-Database._settle = _settle  # type: ignore[method-assign]
+Database._settle = _settle  # type: ignore[assignment,method-assign]
 Database._wait_for_disk = _read  # type: ignore[method-assign]
 
 target = KillproofTarget()

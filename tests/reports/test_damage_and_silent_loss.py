@@ -279,8 +279,8 @@ def restored(path: Path) -> None:
 class LooksAtTheLogAlone(barrier.Barrier):
     """Knows its log by name, as killproof did, and not the database that it belongs to."""
 
-    def _identity(self) -> str:
-        return os.readlink(f"/proc/self/fd/{self._descriptor}")
+    def _identity(self) -> tuple[str, int]:
+        return os.readlink(f"/proc/self/fd/{self._descriptor}"), 0
 
 
 class Unaware(KernelLocks):

@@ -315,11 +315,12 @@ def test_one_stale_lease_among_several_acks_leaves_all_as_they_were(queue: Queue
 def test_acks_and_claims_of_a_wrong_number_are_refused(queue: Queue) -> None:
     queue.enqueue("kind", 0)
     [lease] = queue.claim_many(1)
-    for call in (
+    calls: tuple[Callable[[], object], ...] = (
         lambda: queue.ack_and_claim_many([lease] * (BATCH_MAX + 1), 1),
         lambda: queue.ack_and_claim_many([lease], 0),
         lambda: queue.ack_and_claim_many([lease], 1, results=[1, 2]),
-    ):
+    )
+    for call in calls:
         with pytest.raises(ValueError, match=r"1001|limit|zip"):
             call()
     assert queue.is_current(lease)
