@@ -180,10 +180,14 @@ class Stop:
     def by(self, function: Callable[[], object]) -> None:
         """Call this when told to stop: the queue's own way to end its loop."""
         signal.signal(signal.SIGTERM, lambda _signal, _frame: function())
+        if self._told:  # While the loop was being made.
+            function()
 
     def by_exception(self) -> None:
         """Raise `Stopped` in the main thread when told to stop."""
         self._raises = True
+        if self._told:
+            raise Stopped
 
     def _on_signal(self, _signal: int, _frame: object) -> None:
         self._told = True

@@ -1,6 +1,8 @@
 """Adapters of public queues: small, pinned, cited; none of them is installed or run here."""
 
 import ast
+import signal
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +13,7 @@ from killproof_chaos.engines.disk_check import Outcome, Told
 from killproof_chaos.engines.disk_pool import without_the_removed
 from killproof_chaos.plan import Options
 from killproof_chaos.targets import public
-from killproof_evidence.adapter import Adapter
+from killproof_evidence.adapter import Adapter, Stop, Stopped
 from killproof_evidence.contract import Contract
 
 #: Of code: without docstrings, comments, blank lines, imports, and what is data.
@@ -121,3 +123,22 @@ def test_a_row_that_is_there_and_wrong_is_not_excused() -> None:
     assert without_the_removed(torn, outcome(unhonoured=(0,)), told).unhonoured == (0,)
     unopened = replace(torn, there=None)
     assert without_the_removed(unopened, torn, told).unhonoured == (0,)
+
+
+@pytest.fixture
+def _signals() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("_signals")
+def test_a_worker_that_was_told_to_stop_while_its_loop_was_made_is_told_again() -> None:
+    stop, told = Stop(), list[str]()
+    signal.raise_signal(signal.SIGTERM)
+    stop.by(lambda: told.append("stop"))
+
+    assert told == ["stop"]
+    with pytest.raises(Stopped):
+        stop.by_exception()

@@ -57,6 +57,7 @@ class Huey(Adapter):
         """Run a consumer; it takes the signals over."""
         from huey.consumer import Consumer
 
+        stop.by_exception()  # Until then.
         Consumer(queue.huey, periodic=False, max_delay=0.2, graceful_signal="TERM").run()
 
     def rows(self, db: Any) -> Iterable[JobRow]:

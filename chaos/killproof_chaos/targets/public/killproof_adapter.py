@@ -69,6 +69,7 @@ class KillproofControl(Adapter):
         handlers = Handlers()
         for kind in KINDS:
             handlers(kind)(lambda context: self.handle(context.payload, job=context.job.id))
+        stop.by_exception()  # Until then.
         Worker(queue, handlers).run()
 
     def rows(self, db: Any) -> Iterable[JobRow]:

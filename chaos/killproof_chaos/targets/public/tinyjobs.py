@@ -90,6 +90,7 @@ class TinyJobs(Adapter):
 
     def consume(self, queue: Any, stop: Stop) -> None:
         """Run its worker, which takes the signals over."""
+        stop.by_exception()  # Until then.
         queue.worker(
             concurrency=1, lease_seconds=LEASE_SECONDS, reap_interval=1.0, poll_maximum=0.1
         ).run()
