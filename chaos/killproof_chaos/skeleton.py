@@ -21,7 +21,8 @@ PARAMETERS: Final[Mapping[str, Any]] = {
     "lease_ms": 3_000,
     "max_attempts": 5,
     "busy_ms": 10_000,
-    "drain_ms": 20_000,  # The last attempt of a job may begin when the lease before it runs out.
+    # The last attempt of a job may begin when four leases have run out, and behind a backlog.
+    "drain_ms": 60_000,
 }
 EDGES: Final[Mapping[str, tuple[str, ...]]] = {
     "start": ("available",),
@@ -51,9 +52,7 @@ def files_of(name: str, kind: Kind) -> dict[str, str]:
             f"NAME {name!r} must be up to {NAME_CHARS_MAX} small letters, digits and single "
             "hyphens, such as my-queue"
         )
-    # A handler in a program of its own costs the start of an interpreter: a backlog takes longer.
-    slower = {"drain_ms": 60_000} if kind is Kind.COMMAND else {}
-    contract = contract_text(PROMISES, {**PARAMETERS, **slower}, EDGES)
+    contract = contract_text(PROMISES, PARAMETERS, EDGES)
     if kind is Kind.COMMAND:
         files = {
             "my_queue_target.toml": _read("command_head.toml") + contract,
