@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -165,10 +166,10 @@ def confirm(record: Mapping[str, Any], folder: Path, say: Say) -> list[Tried]:
         key = " ".join((*check.promises, check.command))
         tried = Tried.of_record(earlier[key]) if key in earlier else Tried(check=check)
         while not tried.is_decided():
-            say(f"{' '.join(check.promises)} again by {check.engine}, try {tried.made + 1} of "
-                f"at most {check.tries}")  # fmt: skip
+            told = f"{' '.join(check.promises)} again by {check.engine}"
+            told += f", try {tried.made + 1} of at most {check.tries}"
             place = folder / TRIES / f"{len(done) + 1}-{check.engine}-{tried.made + 1}"
-            broken = _broken(check, place, limit)
+            broken = _broken(check, place, limit, partial(say, told))
             seen = {name: tried.seen.get(name, 0) + (name in broken) for name in check.promises}
             tried = Tried(check=check, seen=seen, made=tried.made + 1)
             write_json(kept, earlier := {**earlier, key: tried.record()})
@@ -176,14 +177,14 @@ def confirm(record: Mapping[str, Any], folder: Path, say: Say) -> list[Tried]:
     return done
 
 
-def _broken(check: Check, place: Path, limit: float) -> frozenset[str]:
+def _broken(check: Check, place: Path, limit: float, tell: Callable[[], None]) -> frozenset[str]:
     """Run a check once; return the promises that it shows broken. Its store is not kept."""
     words = shlex.split(check.command)[2:]
     place.parent.mkdir(exist_ok=True)
     log = place.with_suffix(".log")
     has_store = check.engine != "sim"  # There it is the story of one schedule.
     words += ["--store", str(place), "--no-report"] if has_store else []
-    code, interrupted = child(words, log, limit, lambda line: None)
+    code, interrupted = child(words, log, limit, lambda line: tell())
     if interrupted:
         raise KeyboardInterrupt
     if not has_store:
