@@ -36,7 +36,7 @@ class LocalQueue(Adapter):
                   "P8": True, "P12": True, "P13": True, "P14": True, "P16": True, "P17": True},
         parameters={"options": ["key"], "max_attempts": RETRIES + 1,
                     "lease_ms": round(LEASE_SECONDS * 1_000), "busy_ms": 5_000,
-                    "drain_ms": 15_000},
+                    "drain_ms": 30_000},
         edges={
             "start": ("available",),
             "available": ("leased",),

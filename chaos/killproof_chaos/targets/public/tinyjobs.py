@@ -38,7 +38,7 @@ class TinyJobs(Adapter):
                   "P8": True, "P10": True, "P12": True, "P13": True, "P16": True, "P17": True},
         parameters={"options": ["priority", "delay", "key", "max_attempts"], "max_attempts": 5,
                     "lease_ms": LEASE_SECONDS * 1_000, "busy_ms": 5_000,
-                    "drain_ms": 15_000},
+                    "drain_ms": 30_000},
         edges={
             "start": ("available",),
             "available": ("leased", "cancelled"),
