@@ -137,9 +137,9 @@ GUARDS = (
         promise="P16",
         texts=(
             (
-                "database.py",
-                'connection.execute("BEGIN IMMEDIATE"))',
-                'connection.execute("BEGIN"))',
+                "connection.py",
+                'partial(connection.execute, "BEGIN IMMEDIATE")',
+                'partial(connection.execute, "BEGIN")',
             ),
         ),
     ),
