@@ -955,6 +955,34 @@ def test_a_program_whose_worker_had_died_holds_no_job(
 
 
 @pytest.mark.parametrize(
+    ("killed", "verdict"),
+    [(None, "violated"), ("first", "pass"), ("second", "violated"), ("late", "violated")],
+)
+def test_a_program_that_outlives_its_worker_holds_no_job_from_then_on(
+    run: "Run", producer: "Process", killed: str | None, verdict: str
+) -> None:
+    """A queue that sees that a worker is dead may give its job away before the lease is over."""
+    run.parameters["lease_ms"] = 30_000
+    workers = {name: run.process(name) for name in ("first", "second")}
+    programs = [run.process("h1"), run.process("h2")]
+    job = producer.enqueues("a")
+    handled(programs[0], job, workers["first"])
+    if killed in workers:
+        run.kills(workers[killed])
+    handled(programs[1], job, workers["second"])
+    if killed == "late":
+        run.kills(workers["first"])
+    over(programs[0], job)
+    over(programs[1], job)
+    other = producer.enqueues("b")
+    for name in {"first", "second"} - {killed}:  # Who lives on is not taken for dead.
+        handled(programs[0], other, workers[name])
+        over(programs[0], other)
+
+    assert run.verdict("P4") == verdict
+
+
+@pytest.mark.parametrize(
     ("passes_ms", "paused_ms", "verdict"),
     [
         (500, None, "violated"),

@@ -73,6 +73,9 @@ def _check_overlaps(evidence: Evidence, tally: Tally, story: Story) -> None:
             continue
         if 0 in (first.worker, second.worker):
             continue  # Of one nobody had the job any more: its worker was dead when it began.
+        death = evidence.death_floor(first.holder)
+        if death is not None and death <= second.t:
+            continue  # A program outlives its worker, and whoever sees that may have the job.
         if lease_ms is not None:
             length_ns = lease_ms * 1_000_000
             since = first.t - length_ns
