@@ -182,6 +182,14 @@ PARAMETERS: Final = (
         promises=("P4", "P6"),
     ),
     Parameter(
+        name="jobs_per_second",
+        means="what its workers together get done on a slow machine, where that is less than 70 a "
+        "second: a run offers no more, so that it ends with what it was offered",
+        absent="70, or a quarter of that for each of workers_max",
+        example=10,
+        promises=("P17",),
+    ),
+    Parameter(
         name="lease_ms",
         means="how long a worker has a job without a sign of life; a run's longest handler takes "
         "1.6 s, so a lease that nobody extends must be longer",

@@ -263,10 +263,13 @@ def make(
         capabilities: what is asked of the queue besides jobs.
         contract: of the queue; it is asked for nothing that the contract says it has not.
     """
+    given = {} if contract is None else contract.parameters
     share = 1.0
-    if contract is not None and (most := contract.parameters.get("workers_max")) is not None:
+    if (most := given.get("workers_max")) is not None:
         options = replace(options, workers=min(options.workers, most))
         share = min(1.0, most / BUSY_WORKERS)
+    if (rate := given.get("jobs_per_second")) is not None:
+        share = min(share, rate / workload.JOBS_PER_SECOND)
     source = random.Random(f"faults {options.seed}")
     faults: list[Fault] = []
     for name, count in (("kill", options.kills), ("pause", options.pauses)):

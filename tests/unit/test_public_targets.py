@@ -100,6 +100,16 @@ def test_a_queue_that_is_made_for_one_worker_gets_one_and_its_part_of_the_jobs()
     assert len(few.operations[0]) * 3 < len(all_.operations[0])
 
 
+def test_a_queue_that_gets_little_done_is_offered_no_more_than_that() -> None:
+    slow = Contract(parameters={"jobs_per_second": 7})
+    options = Options(seconds=1.0, kills=0, pauses=0)
+
+    few, all_ = (plan.make(options, (), contract=c) for c in (slow, Contract()))
+
+    assert few.workers == all_.workers
+    assert len(few.operations[0]) * 8 < len(all_.operations[0])
+
+
 def outcome(*rows: str, unhonoured: tuple[int, ...]) -> Outcome:
     return Outcome(
         unhonoured=unhonoured, broken=(), opens=True, jobs=len(rows), checked={},

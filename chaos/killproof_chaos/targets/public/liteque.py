@@ -38,7 +38,13 @@ class Liteque(Adapter):
     }
     contract = Contract(
         promises=dict.fromkeys(cites, True) | {"P1": "process", "P2": True},
-        parameters={"max_attempts": 3, "lease_ms": 3_000, "busy_ms": 5_000, "drain_ms": 30_000},
+        parameters={
+            "max_attempts": 3,
+            "lease_ms": 3_000,
+            "busy_ms": 5_000,
+            "drain_ms": 40_000,
+            "jobs_per_second": 8,
+        },
         edges={
             "start": ("available",),
             "available": ("leased",),

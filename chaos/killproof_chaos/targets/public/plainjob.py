@@ -33,7 +33,13 @@ class Plainjob(Adapter):
     }
     contract = Contract(
         promises=dict.fromkeys(cites, True) | {"P1": "process", "P2": True},
-        parameters={"options": ["delay"], "lease_ms": 5_000, "busy_ms": 5_000, "drain_ms": 30_000},
+        parameters={
+            "options": ["delay"],
+            "lease_ms": 5_000,
+            "busy_ms": 5_000,
+            "drain_ms": 40_000,
+            "jobs_per_second": 8,
+        },
         edges={
             "start": ("available",),
             "available": ("leased",),
