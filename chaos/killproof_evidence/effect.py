@@ -37,6 +37,8 @@ from killproof_evidence.records import RecordWriter, without_alarms
 SINK_TIMEOUT: Final = 30.0
 #: The exit status of a handler that is told to exit: not 0, not 1, not a signal's.
 EXIT_STATUS: Final = 70
+#: Names the worker to a handler that is a program of its own: a pid.
+WORKER: Final = "KILLPROOF_WORKER"
 #: What a remembered step takes.
 REMEMBERED_SECONDS: Final = 0.03
 #: Of a SHA-256: enough that two results of a run never look alike.
@@ -305,12 +307,27 @@ def main() -> None:
         print("killproof-effect: set KILLPROOF_EFFECTS to the folder of effects", file=sys.stderr)
         raise SystemExit(64)
     try:
-        # Whoever pipes has the job: faults strike that process, and this one lives on. Where it has
-        # died already, the parent is the first process of all.
-        parent = os.getppid()
-        result = run(payload, job=payload.get("job"), worker=0 if parent == 1 else parent)
+        result = run(payload, job=payload.get("job"), worker=_worker())
         print(json.dumps(result))
     except (ScriptedFailure, OSError, TypeError) as error:
         # A TypeError is json's answer to the result that it cannot hold.
         print(f"killproof-effect: {name}: {error}", file=sys.stderr)
         raise SystemExit(1) from None
+
+
+def _worker() -> int:
+    """Return the process that has the job, which faults strike while this one lives on; 0: it died.
+
+    The harness names it, for the parent may be a shell in between; and an orphan's parent is not
+    always the first process of all, but any that adopts orphans, as a session's service manager.
+    """
+    told = os.environ.get(WORKER)
+    if told is None:
+        parent = os.getppid()
+        return 0 if parent == 1 else parent
+    try:
+        text = Path(f"/proc/{told}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return 0
+    # Behind the program's name, which may have spaces: Z and X are dead (proc(5)).
+    return 0 if text.rpartition(")")[2].split()[0] in "ZX" else int(told)

@@ -1,5 +1,6 @@
 """A queue behind a command line: argv, JSON lines, and what becomes of both when somebody dies."""
 
+import io
 import json
 import os
 import shutil
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from killproof_evidence import command
+from killproof_evidence import command, effect
 from killproof_evidence.command import CommandClient, CommandFailed, CommandTarget
 from killproof_evidence.contract import TERMINAL
 from killproof_evidence.target import (
@@ -122,6 +123,32 @@ def test_an_answer_says_done_not_done_or_unknown() -> None:
 def test_a_client_that_ends_before_its_answer_leaves_the_outcome_unknown() -> None:
     with closing(client_of("input()")) as client, pytest.raises(Indefinite, match="did not answer"):
         client.enqueue("report", {"id": "a"})
+
+
+def test_a_handler_that_is_a_program_knows_whether_its_worker_is_dead_whoever_adopted_it(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its parent is no sign of that: here it is not the worker, as where another adopted it."""
+    worker = subprocess.Popen(["sleep", "600"])
+    monkeypatch.setenv("KILLPROOF_EFFECTS", str(place))
+    monkeypatch.setenv(effect.WORKER, str(worker.pid))
+
+    def handle() -> int:
+        monkeypatch.setattr(sys, "stdin", io.StringIO('{"id": "a", "script": ["ok"]}'))
+        effect.main()
+        [log] = place.glob("*.jsonl")
+        lines = map(json.loads, log.read_text(encoding="utf-8").splitlines())
+        return [int(line["worker"]) for line in lines if line["what"] == "start"][-1]
+
+    try:
+        assert handle() == worker.pid
+        os.kill(worker.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
+        assert handle() == 0  # A zombie.
+    finally:
+        worker.kill()
+        worker.wait()
+    assert handle() == 0
 
 
 def test_the_kernel_kills_a_client_with_the_process_that_uses_it(place: Path) -> None:

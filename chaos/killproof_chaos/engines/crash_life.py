@@ -29,9 +29,10 @@ from killproof_chaos.engines.crash_session import is_definite
 from killproof_chaos.recording import Recorder, open_recorder
 from killproof_chaos.shim.calls import Kind
 from killproof_chaos.workload import Job
+from killproof_evidence import effect
 from killproof_evidence.contract import TERMINAL
 from killproof_evidence.store import Store
-from killproof_evidence.target import Client
+from killproof_evidence.target import Client, Definite
 
 PRODUCE: Final = "produce"
 WORK: Final = "work"
@@ -140,7 +141,8 @@ def produce_again(target: Any, store: Store) -> None:
     with asking("enqueue"), closing(producer):
         if target.contract.promised("P12"):
             producer.enqueue(KEYED)
-            producer.enqueue(KEYED)
+            with suppress(Definite):  # Who refuses the key of a living job has made no second one.
+                producer.enqueue(KEYED)
         if target.contract.promised("P13"):
             producer.enqueue(DOOMED)
         producer.enqueue(LATER)
@@ -180,7 +182,7 @@ def start_worker(
 
     def become() -> int:
         os.setsid()  # So that all it starts can be killed with it.
-        os.execvpe(command[0], command, environment)
+        os.execvpe(command[0], command, environment | {effect.WORKER: str(os.getpid())})
 
     return start(become, log)
 

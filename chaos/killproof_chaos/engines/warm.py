@@ -27,6 +27,7 @@ from killproof_chaos import hook
 from killproof_chaos.engines import disk_client, roles
 from killproof_chaos.shim.notes import Shim
 from killproof_chaos.targets import load
+from killproof_evidence import effect
 from killproof_evidence.store import Store
 from killproof_evidence.target import Target
 
@@ -124,6 +125,7 @@ class WarmServer:
             work: Callable[[Path], None] | None = getattr(self._target, "work", None)
             if work is None:
                 argv = self._target.worker_argv(place)
+                os.environ[effect.WORKER] = str(os.getpid())
                 os.execvp(argv[0], argv)
             work(place)
         elif role == "producer":
