@@ -6,7 +6,7 @@ import pytest
 
 from killproof_chaos import targets
 from killproof_chaos.crash_command import choose, crash
-from killproof_chaos.engines import crash_state
+from killproof_chaos.engines import crash_life, crash_state
 from killproof_chaos.engines.crash import Engine
 from killproof_chaos.engines.crash_points import (
     NOTHING,
@@ -23,10 +23,11 @@ from killproof_chaos.engines.crash_points import (
     told_wrong,
     undisturbed_wrong,
 )
-from killproof_chaos.engines.crash_process import Budget, Ended, word_of
+from killproof_chaos.engines.crash_process import Budget, Ended, TargetFailed, word_of
 from killproof_chaos.engines.crash_strike import Strike
 from killproof_chaos.shim.calls import Action
 from killproof_chaos.summary import headline
+from killproof_evidence.contract import Contract
 from killproof_evidence.store import Store
 from killproof_evidence.target import Definite, Indefinite, JobRow
 
@@ -323,3 +324,38 @@ def test_the_headline_says_in_how_many_points_nothing_was_found() -> None:
     assert headline(record) == (
         "minimal: no violation found in 12 kills and 3 failed calls of 1 operation, 2 s"
     )
+
+
+class RefusesKeys:
+    """A client of a queue that refuses the key of a living job, as some do, and says so."""
+
+    contract = Contract(promises={"P12": True})
+
+    def __init__(self, *, refuses_all: bool = False) -> None:
+        self._refuses_all = refuses_all
+        self.jobs: list[str | None] = []
+
+    def client(self, place: Path) -> "RefusesKeys":
+        return self
+
+    def enqueue(self, kind: str, payload: object, *, key: str | None = None, **_: object) -> int:
+        if self._refuses_all or (key is not None and key in self.jobs):
+            raise Definite("there is a job of the key")
+        self.jobs.append(key)
+        return len(self.jobs)
+
+    def close(self) -> None: ...
+
+
+def test_a_queue_that_refuses_the_key_of_a_living_job_takes_jobs_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store.create(tmp_path / "store")
+    monkeypatch.setenv("KILLPROOF_STORE", str(store.path))
+    target = RefusesKeys()
+
+    crash_life.produce_again(target, store)
+
+    assert target.jobs == ["once", None]
+    with pytest.raises(TargetFailed):
+        crash_life.produce_again(RefusesKeys(refuses_all=True), store)
