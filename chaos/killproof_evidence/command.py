@@ -117,14 +117,20 @@ class CommandClient:
             self._process.stdin.write(json.dumps(request, ensure_ascii=False) + "\n")
             self._process.stdin.flush()
             line = self._process.stdout.readline()
-            answer = json.loads(line)
         except (OSError, ValueError) as error:
             raise Indefinite(f"{shlex.join(self._argv)} did not answer: {error}") from error
-        if "ok" in answer:
-            return answer["ok"]
-        if "fail" in answer:
-            raise Definite(str(answer["fail"]))
-        raise Indefinite(str(answer.get("info", f"an answer that is none: {line.strip()}")))
+        match _answer_of(line):
+            case {"ok": found}:
+                return found
+            case {"fail": text}:
+                raise Definite(str(text))
+            case {"info": text}:
+                raise Indefinite(str(text))
+        # Who has printed something else may answer this request behind it, and that would be taken
+        # for the answer to the next: a queue would be accused of giving two jobs each other's ids.
+        self._process.kill()
+        said = f"an answer that is none: {line.strip()[:WORDS_MAX]}" if line else "it has ended"
+        raise Indefinite(f"{shlex.join(self._argv)} did not answer: {said}")
 
 
 class CommandTarget:
@@ -225,6 +231,13 @@ def rows_of(text: str) -> list[JobRow]:
         except (ValueError, TypeError, AttributeError) as error:
             raise CommandFailed(f"line {number} of the snapshot: {error}") from None
     return rows
+
+
+def _answer_of(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
 
 
 def die_with_parent() -> None:

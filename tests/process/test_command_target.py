@@ -120,6 +120,20 @@ def test_an_answer_says_done_not_done_or_unknown() -> None:
             client.enqueue("report", {"id": "d"})
 
 
+@pytest.mark.parametrize("words", ["queue 1.0 ready", "17", '"ok"', '{"else": 1}', "[]"])
+def test_what_a_client_prints_beside_its_answers_never_gives_a_job_the_id_of_another(
+    words: str,
+) -> None:
+    """One line too many, and each answer would be taken for the next request's."""
+    script = (
+        f"print({words!r})\nfor n in range(9): input(); print('{{\"ok\": %d}}' % n, flush=True)"
+    )
+    with closing(client_of(script)) as client:
+        for name in "abc":
+            with pytest.raises(Indefinite, match="did not answer"):
+                client.enqueue("report", {"id": name})
+
+
 def test_a_client_that_ends_before_its_answer_leaves_the_outcome_unknown() -> None:
     with closing(client_of("input()")) as client, pytest.raises(Indefinite, match="did not answer"):
         client.enqueue("report", {"id": "a"})
