@@ -20,6 +20,8 @@ from killproof_evidence.target import Definite
 
 #: An error's text in the history; enough to recognise it.
 ERROR_CHARS_MAX: Final = 300
+#: The note in the log of the disk that an enqueue was refused for good, such as for its key.
+REFUSED: Final = "refused enqueue"
 
 Result = TypeVar("Result")
 
@@ -84,6 +86,9 @@ class Recorder:
             text |= self.facts_of(error)
             if self._is_definite(error):
                 self._history.fail(number, value=text)
+                if f == "enqueue" and self._shim.is_loaded:
+                    # Not of a job: it tells only that a key was asked for which a job has.
+                    self._shim.note(json.dumps({"f": REFUSED, "asked": value}).encode())
             else:
                 self._history.info(number, value=text)
             raise

@@ -1,5 +1,6 @@
 """The verdict of the engine `disk`: what no image held is no pass, and a doubt is no violation."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,21 @@ def test_answers_to_workers_are_owed_only_where_the_workers_tell_them(
     assert told | {"a job went to the dead letters"} <= owed.keys() or not owes
     assert not told & owed.keys() or owes
     assert "an enqueue was acknowledged" in owed
+
+
+@pytest.mark.parametrize(("key", "met"), [("key-1", True), (None, False)])
+def test_a_key_that_was_refused_was_asked_for_twice(key: str | None, met: bool) -> None:
+    refused = json.dumps({"f": "refused enqueue", "asked": {"id": "j1", "key": key}})
+    recording = Recording(
+        root="/q", database="q.db", records=[], copies=[], kills=[], names={}, problems=[]
+    )
+    notes = (NOTE, replace(NOTE, text=refused.encode()))
+    tape = Tape(initial={}, steps=(), notes=notes, unended=0)
+    facts = disk_words.Facts(recording=recording, tape=tape, told=())
+
+    owed = obligations(targets.load("minimal"), facts, Findings())
+
+    assert owed["a key was enqueued twice"] is met
 
 
 def test_a_contract_that_promises_nothing_judgeable_is_unknown(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from killproof_chaos.engines.disk_model import Sync, Tape, World
 from killproof_chaos.engines.disk_policy import Policy
 from killproof_chaos.engines.disk_pool import Image
 from killproof_chaos.engines.disk_record import Recording
+from killproof_chaos.recording import REFUSED
 from killproof_evidence.environment import environment
 from killproof_evidence.judge import PROPERTIES, Property
 from killproof_evidence.store import Store
@@ -181,7 +182,9 @@ def obligations(target: Target, facts: disk_words.Facts, findings: Findings) -> 
         acked = {fact.job for fact in told if fact.f == "ack"}
         owed["an effect shared the transaction of its ack"] = bool(acked & in_table)
     if promised("P12"):
-        owed["a key was enqueued twice"] = any(count > 1 for count in keys.values())
+        # Who has one answers with its id, or refuses.
+        twice = any(count > 1 for count in keys.values()) or _refuses_a_key(facts)
+        owed["a key was enqueued twice"] = twice
     if promised("P13"):
         owed["a dead job was replayed"] = true["replay"] > 0
     if promised("P15"):
@@ -190,6 +193,16 @@ def obligations(target: Target, facts: disk_words.Facts, findings: Findings) -> 
         for f, words in HELD.items():
             owed[f"{words} was answered"] = noted[f] > 0
     return owed
+
+
+def _refuses_a_key(facts: disk_words.Facts) -> bool:
+    """Whether somebody was told that there is a job of the key already."""
+    for note in facts.tape.notes:
+        if REFUSED.encode() in note.text:
+            told = json.loads(note.text)
+            if told["f"] == REFUSED and told["asked"].get("key") is not None:
+                return True
+    return False
 
 
 def _is_whole(facts: disk_words.Facts) -> bool:
