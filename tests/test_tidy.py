@@ -37,7 +37,7 @@ CORE = ROOT / "queue/killproof/core"
 
 COLUMNS_MAX = 100
 FUNCTION_LINES_MAX = 70  # A function that does not fit a screen hides its own shape.
-CORE_LINES_MAX = 2_360  # The core is a 30-minute read; raising this is an entry in decisions.md.
+CORE_LINES_MAX = 2_370  # The core is a 30-minute read; raising this is an entry in decisions.md.
 TEST_NAME_WORDS_MIN = 4
 BLOB_BYTES_MAX = 2 * 1024 * 1024
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import random
 import re
 import sqlite3
 from collections.abc import Callable
@@ -379,6 +380,79 @@ def test_where_no_ids_are_left_a_batch_is_refused_as_one_job_is(queue: Queue, sq
         with pytest.raises(StorageFull):
             queue.enqueue_many([("kind", 1), ("kind", 2)])
     assert queue.counts()["available"] == 1
+
+
+@pytest.mark.parametrize("keys", [["k"], ["k"] * 3, ["k", ""], ["k", 7], "ab", ["k", "x" * 501]])
+def test_a_batch_whose_keys_are_wrong_puts_none_in(queue: Queue, keys: Any) -> None:
+    with pytest.raises(ValueError, match="key"):
+        queue.enqueue_many([("a", 1), ("a", 2)], keys=keys)
+
+    assert sum(queue.counts().values()) == 0
+
+
+def test_a_batch_with_keys_puts_in_what_one_by_one_would(tmp_path: Path) -> None:
+    """Fresh keys, those of living and of ended jobs, twins in the batch and over two statements."""
+    numbers = random.Random(5)
+    keys = [numbers.choice([None, *(f"k{n}" for n in range(90))]) for _ in range(160)]
+    jobs = [(f"kind-{n % 3}", n) for n in range(160)]
+    told, stored = [], []
+    for name in ("many", "single"):
+        with Queue(tmp_path / f"{name}.db") as queue:
+            living = queue.enqueue("old", 0, key="k1")
+            queue.enqueue("urgent", 0, key="k2", priority=0)
+            lease = queue.claim()
+            assert lease
+            queue.ack(lease)
+            if name == "many":
+                ids = queue.enqueue_many(jobs, keys=keys)
+            else:
+                ids = [
+                    queue.enqueue(kind, payload, key=key)
+                    for (kind, payload), key in zip(jobs, keys, strict=True)
+                ]
+            assert ids[keys.index("k1")] == living
+            # Numbers that were never given out may be left free: the order of the ids is the same.
+            rank = {each: n for n, each in enumerate(sorted(set(ids)))}
+            told.append([rank[each] for each in ids])
+            found = [job for each in sorted(set(ids)) if (job := queue.get(each))]
+            times = dict.fromkeys(("id", "due_ms", "created_ms"))
+            stored.append([dataclasses.asdict(job) | times for job in found])
+
+    assert told[0] == told[1]
+    assert stored[0] == stored[1]
+
+
+def test_a_batch_repeated_with_its_keys_puts_nothing_in(queue: Queue) -> None:
+    jobs = [("kind", n) for n in range(60)]
+    keys = [f"k{n}" for n in range(60)]
+    first = queue.enqueue_many(jobs, keys=keys)
+
+    assert queue.enqueue_many(jobs, keys=keys) == first == sorted(first)
+    assert queue.counts()["available"] == 60
+    assert queue.enqueue_many(jobs, keys=[None] * 60)[0] > first[-1]
+
+
+def test_a_batch_with_keys_has_its_own_ids_though_a_trigger_puts_jobs_in_between(
+    queue: Queue,
+) -> None:
+    """One of them just where the job whose key lives already would have been."""
+    living = queue.enqueue("kind", 0, key="b")
+    with queue.transaction() as tx:
+        tx.execute(
+            "CREATE TRIGGER twin AFTER INSERT ON job WHEN NEW.kind = 'twice' BEGIN"
+            " INSERT INTO job (kind, state, payload, due_ms, created_ms, updated_ms)"
+            " VALUES ('twin', 'available', '7', 0, 0, 0); END"
+        )
+
+    ids = queue.enqueue_many([("twice", 1), ("kind", 2), ("kind", 3)], keys=["a", "b", None])
+
+    assert ids[1] == living
+    found = [queue.get(each) for each in ids]
+    assert [(job.kind, job.payload) for job in found if job] == [
+        ("twice", 1),
+        ("kind", 0),
+        ("kind", 3),
+    ]
 
 
 def test_a_batch_with_one_wrong_job_puts_none_in(queue: Queue) -> None:

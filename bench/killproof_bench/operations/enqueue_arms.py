@@ -2,8 +2,8 @@
 
 Without keys: `enqueue_many` beside one `executemany` of a plain INSERT of the same columns.  The
 INSERT tells nobody which id a row got; killproof returns them all, in order.
-With keys: `enqueue(key=..., tx=...)` in one transaction, for `enqueue_many` takes no keys, beside
-killproof's own statement, executed row by row, its id read from the cursor.
+With keys: `enqueue_many` with them, beside killproof's own statement for one job, executed row by
+row, its id read from the cursor.
 
 Each bare arm comes twice.  `ready`: the rows were made before the clock runs, so that nothing but
 SQLite's work is left.  `made`: they are made of the same (kind, payload) pairs that killproof gets,
@@ -28,7 +28,7 @@ MADE: Final = "bare, rows made"
 ARMS: Final = (KILLPROOF, READY, MADE)
 
 MANY: Final = "enqueue_many"
-KEYED: Final = "enqueue with keys"
+KEYED: Final = "enqueue_many with keys"
 OPERATIONS: Final = (MANY, KEYED)
 
 #: The columns that `enqueue` fills.
@@ -78,12 +78,14 @@ class Killproof:
     def __init__(self, path: str, *, keyed: bool) -> None:
         self.connections = Connections()
         self._queue = Queue(path, host=Host(connect=self.connections.connect))
-        self._put = self._keyed if keyed else self._queue.enqueue_many
+        self._keyed = keyed
 
     def prepare(self, first: int, count: int) -> Callable[[], Sequence[int]]:
         """Return the call."""
-        jobs = pairs(first, count)
-        return lambda: self._put(jobs)
+        jobs, put = pairs(first, count), self._queue.enqueue_many
+        if self._keyed:
+            return lambda: put(jobs, keys=[key_of(payload) for _, payload in jobs])
+        return lambda: put(jobs)
 
     def close(self) -> None:
         """Close."""
@@ -92,13 +94,6 @@ class Killproof:
     def facts(self) -> dict[str, str]:
         """Read the pragmas back."""
         return self.connections.facts()
-
-    def _keyed(self, jobs: Sequence[Pair]) -> list[int]:
-        queue = self._queue
-        with queue.transaction() as tx:
-            return [
-                queue.enqueue(kind, payload, key=key_of(payload), tx=tx) for kind, payload in jobs
-            ]
 
 
 class Bare:

@@ -40,7 +40,7 @@ SWEEP_INTERVAL_NS: Final = 20_000_000
 #: Jobs in one batch: about 10 ms under the lock.
 BATCH_MAX: Final = 1_000
 #: Rows of one INSERT, whose text of some kilobytes SQLite compiles once.
-ROWS_AT_ONCE: Final = 50
+ROWS_AT_ONCE: Final = 100
 #: An idle worker that nobody wakes looks so often, in seconds, with jitter: for commits of other
 #: programs.  A look costs up to a millisecond of a CPU that has gone to sleep.
 IDLE_PAUSE: Final = 0.25
@@ -153,14 +153,16 @@ class Queue:
 
     # Putting in.
 
-    ENQUEUE: Final = """
-        INSERT INTO job (kind, state, payload, priority, due_ms, key, max_attempts, lease_ms, retry,
-                         created_ms, updated_ms, expires_ms)
-        VALUES (:kind, :state, :payload, :priority, :due_ms, :key, :max_attempts, :lease_ms, :retry,
-                :now_ms, :now_ms, :expires_ms)
+    UNLESS_KEY_LIVES: Final = """
             ON CONFLICT (key) WHERE key IS NOT NULL
                 AND state IN ('blocked', 'scheduled', 'available', 'leased', 'retryable', 'held')
             DO NOTHING"""
+
+    ENQUEUE: Final = f"""
+        INSERT INTO job (kind, state, payload, priority, due_ms, key, max_attempts, lease_ms, retry,
+                         created_ms, updated_ms, expires_ms)
+        VALUES (:kind, :state, :payload, :priority, :due_ms, :key, :max_attempts, :lease_ms, :retry,
+                :now_ms, :now_ms, :expires_ms) {UNLESS_KEY_LIVES}"""  # noqa: S608
 
     FIND_KEY: Final = """
         SELECT id FROM job
@@ -216,19 +218,31 @@ class Queue:
         with self.database.write("enqueue") as own:
             return self._enqueue(own, values)
 
-    def enqueue_many(self, jobs: Iterable[tuple[str, object]]) -> list[int]:
+    def enqueue_many(
+        self, jobs: Iterable[tuple[str, object]], *, keys: Iterable[str | None] = ()
+    ) -> list[int]:
         """Put several (kind, payload) pairs in, all or none; return their ids in order.
 
+        Args:
+            jobs: at most `BATCH_MAX`.
+            keys: idempotency keys as of `enqueue`, one for each job; none at all if left out.  A
+                key that a job of the same batch has before counts as one that lives.
+
         Raises:
-            ValueError: more than `BATCH_MAX` jobs, or as for `enqueue`; definite.
+            ValueError: more than `BATCH_MAX` jobs, not as many keys, or as for `enqueue`; definite.
             KillproofError: as for `enqueue`.
         """
         now_ms = self.host.clock.now_ms()
-        rows = [
+        rows: list[tuple[str | None, ...]] = [
             (model.check_text(kind, "kind", model.KIND_CHARS_MAX), model.encode_payload(payload))
             for kind, payload in jobs
         ]
         model.check_count(len(rows), "number of jobs", 0, BATCH_MAX)
+        if isinstance(keys, str):
+            raise ValueError(f"keys {keys!r} must be a list of keys: write [{keys!r}]")
+        if checked := [_checked_key(key) for key in keys]:
+            model.check_count(len(checked), "number of keys", len(rows), len(rows))
+            rows = [(*row, key) for row, key in zip(rows, checked, strict=True)]
         if not rows:
             return []
         ids: list[int] = []
@@ -244,22 +258,42 @@ class Queue:
 
     COUNT_BETWEEN: Final = "SELECT count(*) FROM job WHERE id BETWEEN :first AND :last"
 
+    KEYS_BETWEEN: Final = "SELECT key FROM job WHERE id BETWEEN :first AND :last ORDER BY id"
+
     def _enqueue_at_once(
-        self, tx: Transaction, now_ms: int, rows: Sequence[tuple[str, str]]
+        self, tx: Transaction, now_ms: int, rows: Sequence[tuple[str | None, ...]]
     ) -> list[int]:
-        """Put some (kind, payload as JSON) in by one statement, which names their ids."""
+        """Put some (kind, payload as JSON, key if any) in by one statement, which names their ids.
+
+        All of the rows have a place for a key, or none has.
+        """
         (last,) = cast(tuple[int], tx.row(self.LAST_ID))
+        kinds, _, *keyed = zip(*rows, strict=True)
+        insert = _insert(len(rows), keyed=bool(keyed))
         try:
-            tx.change(_insert(len(rows)), (last + 1, now_ms, *chain.from_iterable(rows)))
+            tx.change(insert, (last + 1, now_ms, *chain.from_iterable(rows)))
         except (sqlite3.IntegrityError, OverflowError):  # The second: no ids are left.
             # Which of them SQLite refuses, and why, is told row by row.
-            usual = [new_job(now_ms, kind, None) | {"payload": text} for kind, text in rows]
+            usual = [
+                new_job(now_ms, cast(str, kind), None)
+                | {"payload": text, "key": next(iter(key), None)}
+                for kind, text, *key in rows
+            ]
             return [self._enqueue(tx, values) for values in usual]
-        span: dict[str, Value] = {"first": last + 1, "last": last + len(rows)}
-        assert tx.row(self.COUNT_BETWEEN, span) == (len(rows),), "each row has the id it names"
-        for kind, count in Counter(kind for kind, _ in rows).items():
+        ids = range(last + 1, last + 1 + len(rows))
+        span: dict[str, Value] = {"first": ids[0], "last": ids[-1]}
+        assert keyed or tx.row(self.COUNT_BETWEEN, span) == (len(rows),), "each row has its id"
+        found = list(ids)
+        if keyed and tx.rows(self.KEYS_BETWEEN, span) != [(key,) for key in keyed[0]]:
+            # Some keys live already.  Who has none has the id it names.
+            found = [
+                id_ if key is None else self._living(tx, {"key": key})
+                for id_, key in zip(ids, keyed[0], strict=True)
+            ]
+        new = (kind for kind, id_, named in zip(kinds, found, ids, strict=True) if id_ == named)
+        for kind, count in Counter(new).items():
             tx.offer(kind, count)
-        return list(range(last + 1, last + 1 + len(rows)))
+        return found
 
     def _enqueue(self, tx: Transaction, values: dict[str, Value]) -> int:
         try:
@@ -267,11 +301,15 @@ class Queue:
         except sqlite3.IntegrityError as error:
             # Our checks are SQLite's, but for one: SQLite allows JSON less depth than Python does.
             raise PayloadInvalid(f"payload refused by SQLite ({error}): flatten it") from error
-        if new is not None:
-            if values["state"] != "blocked":
-                # One that waits for its moment, too: who is woken sleeps until then and no longer.
-                tx.offer(cast(str, values["kind"]))
-            return new
+        if new is None:
+            return self._living(tx, values)
+        if values["state"] != "blocked":
+            # One that waits for its moment, too: who is woken sleeps until then and no longer.
+            tx.offer(cast(str, values["kind"]))
+        return new
+
+    def _living(self, tx: Transaction, values: dict[str, Value]) -> int:
+        """Return the id of the job that an insert has met: one lives with the same key."""
         found = tx.row(self.FIND_KEY, values)
         assert found is not None, "the insert met a live job with this key"
         return cast(int, found[0])
@@ -1221,7 +1259,7 @@ def new_job(
         "payload": model.encode_payload(payload),
         "priority": model.check_count(priority, "priority", 0, 9),
         "due_ms": due_ms,
-        "key": None if key is None else model.check_text(key, "key", model.KEY_CHARS_MAX),
+        "key": _checked_key(key),
         "max_attempts": model.check_count(max_attempts, "max_attempts", 1, model.ATTEMPTS_MAX),
         "lease_ms": model.to_ms(lease, "lease", lowest_ms=1),
         "retry": policy,
@@ -1230,19 +1268,27 @@ def new_job(
     }
 
 
-@cache
-def _insert(rows: int) -> LiteralString:
-    """Return the INSERT of so many rows: ?1 is the first id, ?2 the time, then kind and payload.
+def _checked_key(key: object) -> str | None:
+    return None if key is None else model.check_text(key, "key", model.KEY_CHARS_MAX)
 
-    What it does not name has the default of the schema, which is that of `enqueue`.  The text is
-    the same for as many rows, so SQLite compiles it once.
+
+@cache
+def _insert(rows: int, *, keyed: bool) -> LiteralString:
+    """Return the INSERT of so many rows: ?1 is the first id, ?2 the time, then those of each row.
+
+    Kind, payload, and the key if there are keys.  What it does not name has the default of the
+    schema, which is that of `enqueue`.  The text is the same for as many rows, so SQLite compiles
+    it once.
     """
+    column: LiteralString = ", key" if keyed else ""
+    # A parameter without a number has the one after the greatest so far.
+    key: LiteralString = ", ?" if keyed else ""
     places: list[LiteralString] = [
-        f"(?1 + {n}, ?{2 * n + 3}, 'available', ?{2 * n + 4}, ?2, ?2, ?2)" for n in range(rows)
+        f"(?1 + {n}, ?2, ?2, ?2, 'available', ?, ?{key})" for n in range(rows)
     ]
     return (
-        "INSERT INTO job (id, kind, state, payload, due_ms, created_ms, updated_ms)"  # noqa: S608
-        f" VALUES {', '.join(places)}"
+        "INSERT INTO job (id, due_ms, created_ms, updated_ms, state, kind, payload"  # noqa: S608
+        f"{column}) VALUES {', '.join(places)} {Queue.UNLESS_KEY_LIVES if keyed else ''}"
     )
 
 
