@@ -308,10 +308,12 @@ def engines_of(words: list[str] | None) -> tuple[str, ...]:
 
 
 def code_of(target: str) -> str:
-    """Return a word that changes with the harness, the queue, or the file of the target."""
+    """Return a word that changes with the harness, the queue, or the files of an adapter."""
     from killproof_chaos.resuming import code
 
     path = Path(target)
     if path.suffix not in (".py", ".toml") or not path.is_file():
         return code()
-    return f"{code()}-{blake2b(path.read_bytes(), digest_size=8).hexdigest()}"
+    script = path.with_suffix(".mjs")  # Of a queue for Node the greater part is there.
+    text = path.read_bytes() + (script.read_bytes() if script.is_file() else b"")
+    return f"{code()}-{blake2b(text, digest_size=8).hexdigest()}"

@@ -20,8 +20,8 @@ from killproof_chaos.command import STORES
 
 #: The file that holds the word.
 CODE: Final = "code.txt"
-#: A public queue behind a command line is described by a TOML file.
-_SOURCES: Final = ("*.py", "*.sql", "*.c", "*.toml", "*.js")
+#: A public queue behind a command line is described by a TOML file; one for Node has a script.
+SOURCES: Final = ("*.py", "*.sql", "*.c", "*.toml", "*.js", "*.mjs")
 
 
 def place_of(store: Path | None, word: str = "power") -> Path:
@@ -75,6 +75,6 @@ def code() -> str:
     digest = blake2b(digest_size=16)
     for package in (killproof, killproof_evidence, killproof_chaos):
         root = Path(package.__path__[0])
-        for path in sorted(path for kind in _SOURCES for path in root.rglob(kind)):
+        for path in sorted(path for kind in SOURCES for path in root.rglob(kind)):
             digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
     return digest.hexdigest()

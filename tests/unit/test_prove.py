@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from killproof_chaos import targets
+from killproof_chaos import prove_command, resuming, targets
 from killproof_chaos.cli import app
 from killproof_chaos.prove import dealing, stores
 from killproof_chaos.prove.dealing import Asked, Facts, Plan, Run
 from killproof_chaos.prove.running import FAILED, Outcome
 from killproof_chaos.prove.verdict import Case, Made, lacking, record_of
 from killproof_chaos.report_prove import write_report
+from killproof_chaos.targets import public
 from killproof_evidence.contract import Contract
 from killproof_evidence.judge import PROPERTIES
 from killproof_evidence.records import RecordWriter
@@ -243,6 +244,21 @@ def test_a_shard_of_another_campaign_is_refused(
         stores.refuse([stores.read(one), stores.read(other)])
     with pytest.raises(ValueError, match="shard 1 is there twice"):
         stores.refuse([stores.read(one), stores.read(one)])
+
+
+def test_another_script_beside_an_adapter_is_other_code(tmp_path: Path) -> None:
+    """What older code has found says nothing of this one, in whatever language that was."""
+    adapter, script = tmp_path / "q.py", tmp_path / "q.mjs"
+    adapter.write_text("target = None\n", encoding="utf-8")
+    words = {prove_command.code_of(str(adapter))}
+    for text in ("1;\n", "2;\n"):
+        script.write_text(text, encoding="utf-8")
+        words.add(prove_command.code_of(str(adapter)))
+    folder = Path(next(iter(public.__path__)))
+    kinds = {path.suffix for path in folder.iterdir() if path.is_file()}
+
+    assert len(words) == 3
+    assert {f"*{kind}" for kind in kinds} <= set(resuming.SOURCES)
 
 
 def test_a_shard_alone_says_nothing_of_what_the_others_have(tmp_path: Path) -> None:
