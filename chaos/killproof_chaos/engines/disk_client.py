@@ -25,7 +25,7 @@ from killproof_chaos.shim.notes import Shim
 from killproof_chaos.workload import Job, Operation, options_of
 from killproof_evidence.evidence import payload_digest
 from killproof_evidence.store import Store
-from killproof_evidence.target import Client, Target
+from killproof_evidence.target import Client, Definite, Target
 
 #: The note that stands where the queue has been made: no cut before it takes anything.
 PREPARED_NOTE: Final = b'{"f": "prepared"}'
@@ -200,12 +200,15 @@ def _replay(client: Client, recorder: Recorder, known: str | None, stopped: role
     if known is None:
         return
     for _ in range(REPLAY_LOOKS):
-        moved = recorder.call(
-            "replay",
-            lambda: client.replay(int(known) if known.isdecimal() else known),
-            job=known,
-            told=lambda result: {"value": result},
-        )
+        try:
+            moved = recorder.call(
+                "replay",
+                lambda: client.replay(int(known) if known.isdecimal() else known),
+                job=known,
+                told=lambda result: {"value": result},
+            )
+        except Definite:  # The obligation says that no job was replayed.
+            return
         if moved or stopped.wait(REPLAY_SECONDS):
             return
 

@@ -35,7 +35,6 @@ class Ballast(Adapter):
         "P4": "ballast/jobs.py, its first text: one worker, on one thread",
         "P6": "README.md, 'Exactly-once jobs': a crash rolls back effects and completion together",
         "P7": "ballast/jobs.py, its first text",
-        "P13": "ballast/jobs.py, its first text: lands in `failed` for inspection",
         "P14": "README.md, 'Design in one paragraph'",
         "P16": "README.md, 'Design in one paragraph': writers queue instead of erroring",
         "P17": "README.md, 'Exactly-once jobs': a crash rolls back, and the job retries",

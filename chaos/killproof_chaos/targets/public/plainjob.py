@@ -27,7 +27,6 @@ class Plainjob(Adapter):
         "P6": "README.md, 'Features': put in again if a worker dies",
         "P7": "src/jobs.ts, JobStatus; src/queue.ts, Queue",
         "P10": "README.md, 'Features': runs after a specified delay",
-        "P13": "src/queue.ts, Queue: markJobAsFailed keeps the error; removed after 30 days",
         "P16": "src/queue.ts, defineQueue: waits 5 s for the write lock",
         "P17": "README.md, 'Features': put in again if a worker dies",
     }

@@ -35,7 +35,6 @@ class Potatoq(Adapter):
         "P7": "docs/brokers/sqlite.md, and potatoq/brokers/sqlite.py, its first text",
         "P8": "docs/guide/retries-and-failures.md, 'When a worker process dies': 5 deliveries",
         "P10": "README.md, 'Why': ETA and countdown are stored by the broker",
-        "P13": "docs/guide/retries-and-failures.md, 'Dead letters'",
         "P16": "potatoq/brokers/sqlite.py, PRAGMAS: waits 30 s for the write lock",
         "P17": "docs/guide/retries-and-failures.md: a crash never loses a task",
     }

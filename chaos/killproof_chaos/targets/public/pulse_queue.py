@@ -39,7 +39,6 @@ class PulseQueue(Adapter):
         "P8": "README.md, 'max_attempts is an attempt budget'; pulse_queue/store.py, "
         "lease_next_task: a crash takes an attempt, so that a poison task does not loop for ever",
         "P10": "pulse_queue/store.py, enqueue: `delay`",
-        "P13": "README.md, 'Architecture': the table dead_letter_queue",
         "P16": "README.md, 'Benchmarks': no lock error with a busy timeout of 5 s",
         "P17": "README.md, 'Lease expiry recovery'",
     }
