@@ -2,6 +2,7 @@
 
     python tests/mutate_checkers.py                    # all; writes a report into reports/
     python tests/mutate_checkers.py leases effects     # these files alone, no report
+    python tests/mutate_checkers.py effects:_check_once    # one function of a file: seconds
     python tests/mutate_checkers.py --processes 2
 
 mutmut makes the changes and runs, for each, the tests that reach the changed function, in a fork of
@@ -153,9 +154,17 @@ def prepare(folder: Path, files: Sequence[str]) -> None:
     (folder / "tests" / "conftest.py").write_text(CONFTEST, encoding="utf-8")
 
 
-def run_mutmut(folder: Path, processes: int) -> int:
-    """Make the changes and try each; mutmut shows how far it is."""
+def run_mutmut(folder: Path, processes: int, functions: Iterable[str] = ()) -> int:
+    """Make the changes and try each; mutmut shows how far it is.
+
+    Args:
+        folder: as `prepare` has left it.
+        processes: at once.
+        functions: `file:function`; the changes of these alone are tried. None: all.
+    """
     command = [sys.executable, "-m", "mutmut", "run", "--max-children", str(processes)]
+    for file, _, function in (name.partition(":") for name in functions):
+        command.append(f"killproof_evidence.checkers.{file}.x_{function}__mutmut_*")
     # Each history is a few small files: in memory they cost a third. No test needs a real disk.
     memory = {"TMPDIR": "/dev/shm"} if os.access("/dev/shm", os.W_OK) else {}
     return subprocess.run(command, cwd=folder, env=os.environ | memory, check=False).returncode
@@ -227,6 +236,12 @@ def files() -> list[str]:
     return sorted(
         path.stem for path in (JUDGE / "checkers").glob("*.py") if path.stem != "__init__"
     )
+
+
+def _is_function(name: str) -> bool:
+    file, _, function = name.partition(":")
+    tree = ast.parse((JUDGE / f"checkers/{file}.py").read_text("utf-8"))
+    return any(isinstance(x, ast.FunctionDef) and x.name == function for x in tree.body)
 
 
 def promises_of(file: str) -> str:
@@ -321,23 +336,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("file", nargs="*", default=[], help="a file of checkers, such as leases")
+    parser.add_argument(
+        "file", nargs="*", default=[], help="of checkers, such as leases, or file:function"
+    )
     parser.add_argument("--processes", type=int, default=1, help="at once; 1 when not given")
     options = parser.parse_args(arguments)
-    unknown = sorted(set(options.file) - set(files()))
+    asked = sorted({name.partition(":")[0] for name in options.file})
+    unknown = sorted(set(asked) - set(files()))
     if unknown:
         print(f"{unknown[0]!r} is no file of checkers: use {', '.join(files())}")
         return 64
-    chosen = sorted(set(options.file)) or files()
+    functions = sorted({name for name in options.file if ":" in name})
+    if functions and len(functions) < len(set(options.file)):
+        print(f"{functions[0]!r} names a function: name one in each argument, or in none")
+        return 64
+    missing = [name for name in functions if not _is_function(name)]
+    if missing:
+        print(f"{missing[0]!r} names no function at the top of that file")
+        return 64
+    chosen = asked or files()
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="killproof-mutants-") as name:
         folder = Path(name)
         prepare(folder, chosen)
-        if run_mutmut(folder, options.processes) != 0:
+        if run_mutmut(folder, options.processes, functions) != 0:
             print("mutmut did not come to its end; are the tests green without any change?")
             return 3
         tried = {file: list(mutants(folder, file)) for file in chosen}
-    found = result(tried, explanations())
+    known = explanations()
+    if functions:
+        tried = {
+            file: [x for x in found if f"{file}:{x.function}" in functions]
+            for file, found in tried.items()
+        }
+        # What speaks of the rest of a file explains nothing here, and is not stale for that.
+        known = [e for e in known if e.function == "*" or f"{e.file}:{e.function}" in functions]
+    found = result(tried, known)
     for mutant in found.unexplained:
         print(f"survived, and nothing explains it: {mutant}")
     for entry in found.stale:
