@@ -21,6 +21,8 @@ from typing import Final
 
 import psutil
 
+from killproof_evidence.lifetime import die_with_parent
+
 #: Between two looks at the process.
 TURN_SECONDS: Final = 0.05
 TERM_SECONDS: Final = 10.0
@@ -32,7 +34,6 @@ DATA_BYTES_MAX: Final = 4 * 2**30
 #: Of its log that is read: the last lines, a traceback among them.
 LOG_BYTES_MAX: Final = 65_536
 #: linux/prctl.h
-PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
 
 
@@ -93,9 +94,7 @@ def _inside(
     """Be the process: its own group, its own log, and an end in any case."""
     os.setsid()
     # Whatever kills the grading ends this too; SIGTERM, by which an engine removes its folders.
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:
-        return
+    die_with_parent(parent, signal.SIGTERM)
     out = log.open("w", encoding="utf-8", errors="backslashreplace")
     os.dup2(out.fileno(), 1)
     os.dup2(out.fileno(), 2)

@@ -15,19 +15,19 @@ not happen, or `{"info": text}` when nobody knows. At the end of its input the c
 All four may be one program, and `prepare` may be left out where the client makes what it misses.
 """
 
-import ctypes
 import json
 import os
 import shlex
-import signal
 import subprocess
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from killproof_evidence.contract import Contract
+from killproof_evidence.lifetime import die_with_parent
 from killproof_evidence.target import (
     AuditMapping,
     Definite,
@@ -41,8 +41,6 @@ from killproof_evidence.target import (
 WORDS_MAX: Final = 300
 #: How long a client that was told to end gets for it.
 CLOSE_SECONDS: Final = 10.0
-#: To be killed with the process that started this one (linux: prctl(2)).
-_PR_SET_PDEATHSIG: Final = 1
 _COMMANDS: Final = ("prepare", "client", "worker", "snapshot")
 _ROW: Final = frozenset(each.name for each in fields(JobRow))
 _AUDIT: Final = frozenset(each.name for each in fields(AuditMapping))
@@ -75,7 +73,7 @@ class CommandClient:
             text=True,
             encoding="utf-8",
             # Between fork and exec: one system call, in a process that has one thread.
-            preexec_fn=die_with_parent,
+            preexec_fn=partial(die_with_parent, os.getpid()),
         )
 
     def enqueue(self, kind: str, payload: dict[str, Any], **options: Any) -> int | str:
@@ -238,11 +236,6 @@ def _answer_of(line: str) -> Any:
         return json.loads(line)
     except ValueError:
         return None
-
-
-def die_with_parent() -> None:
-    """Ask the kernel to kill this process when the thread that made it ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _commands_of(file: Path, table: Mapping[str, Any]) -> dict[str, list[str]]:

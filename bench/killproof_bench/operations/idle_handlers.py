@@ -10,7 +10,7 @@ import time
 from killproof.handlers import Handlers
 from killproof.worker import Context
 from killproof_bench.seeding import KIND
-from killproof_evidence.command import die_with_parent
+from killproof_evidence.lifetime import die_with_parent
 
 die_with_parent()
 handlers = Handlers()

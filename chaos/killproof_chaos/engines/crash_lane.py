@@ -38,7 +38,7 @@ from killproof_chaos.engines.crash_strike import Strike, Striker
 from killproof_chaos.engines.crash_trial import failed_by_itself, why_not_started
 from killproof_chaos.engines.crash_victim import AFTER, BEFORE, TOLD
 from killproof_chaos.engines.disk_client import database_name
-from killproof_chaos.engines.warm import FAILED, die_with_parent
+from killproof_chaos.engines.warm import FAILED
 from killproof_chaos.targets import load
 from killproof_evidence.audit import dump_audit
 from killproof_evidence.contract import TERMINAL
@@ -46,6 +46,7 @@ from killproof_evidence.environment import environment
 from killproof_evidence.evidence import OF_THE_FILE
 from killproof_evidence.finding import PASS
 from killproof_evidence.judge import judge
+from killproof_evidence.lifetime import die_with_parent
 from killproof_evidence.store import Store
 
 #: P17 within a run of these: shorter than what the recovering process tries.

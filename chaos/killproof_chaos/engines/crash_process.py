@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from killproof_chaos.engines.crash_session import is_definite, is_expected
-from killproof_chaos.engines.warm import FAILED, die_with_parent
+from killproof_chaos.engines.warm import FAILED
+from killproof_evidence.lifetime import die_with_parent
 
 #: A process that has not ended by then hangs: it is killed, and that is what is told of it.
 PROCESS_SECONDS: Final = 30.0

@@ -20,9 +20,9 @@ from killproof_chaos.engines.crash_life import PRODUCE, WORK, produce, work
 from killproof_chaos.engines.crash_points import NOTHING
 from killproof_chaos.engines.crash_process import environment_of, start, text_of, wait, word_of
 from killproof_chaos.engines.crash_scenarios import BY_NAME, NEXT, Context
-from killproof_chaos.engines.warm import die_with_parent
 from killproof_chaos.shim.notes import Shim
 from killproof_chaos.targets import load
+from killproof_evidence.lifetime import die_with_parent
 from killproof_evidence.store import Store, write_json
 
 #: Exit status of a process that was to be killed and was not.

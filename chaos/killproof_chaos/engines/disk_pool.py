@@ -19,7 +19,7 @@ from typing import Final
 from killproof_chaos.engines.disk_check import Checker, Outcome, Told, removes_rows
 from killproof_chaos.engines.disk_model import Disk, Tape, World, digest
 from killproof_chaos.engines.disk_policy import Policy
-from killproof_chaos.engines.warm import die_with_parent
+from killproof_evidence.lifetime import die_with_parent
 from killproof_evidence.target import Target
 
 #: Points handed out at once: few enough to end together, enough not to wait for the next.

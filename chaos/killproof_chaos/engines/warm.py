@@ -10,7 +10,6 @@ dies: whatever happens to the supervisor, nothing stays behind. The server reaps
 tells the supervisor how each ended, so that "killed" is what the wait status says.
 """
 
-import ctypes
 import json
 import os
 import resource
@@ -28,22 +27,15 @@ from killproof_chaos.engines import disk_client, roles
 from killproof_chaos.shim.notes import Shim
 from killproof_chaos.targets import load
 from killproof_evidence import effect
+from killproof_evidence.lifetime import die_with_parent
 from killproof_evidence.store import Store
 from killproof_evidence.target import Target
 
-PR_SET_PDEATHSIG: Final = 1
 #: A request is small; only a plan is large, and that is a file.
 REQUEST_BYTES_MAX: Final = 65_536
 FAILED: Final = 3
 #: Whose disk calls may be made to fail: an error of anybody else says nothing of the queue.
 ARMED: Final = frozenset({"worker", "producer", "player"})
-
-
-def die_with_parent(parent: int) -> None:
-    """Ask the kernel for SIGKILL when the parent dies; leave at once if it is dead already."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(FAILED)
 
 
 class WarmServer:

@@ -16,15 +16,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from killproof_chaos import targets
 from killproof_chaos.workload import OPTIONS_ALL
 from killproof_evidence.audit import audit_records, dump_audit, install_audit
-from killproof_evidence.command import die_with_parent
 from killproof_evidence.contract import TERMINAL
 from killproof_evidence.evidence import payload_digest
+from killproof_evidence.lifetime import die_with_parent
 from killproof_evidence.records import read_records
 from killproof_evidence.store import Store
 from killproof_evidence.target import Client, Definite, Target
@@ -212,7 +213,11 @@ def _work(
     with steps.step("start"), open(store.path / WORKER_LOG, "wb") as log:
         argv = target.worker_argv(place)
         worker = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=die_with_parent
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            preexec_fn=partial(die_with_parent, os.getpid()),
         )
     with steps.step("work") as facts:
         began = time.monotonic()

@@ -17,9 +17,9 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from killproof_chaos.engines.warm import die_with_parent
 from killproof_chaos.power.trials import Outcome, Trial
 from killproof_evidence.environment import environment
+from killproof_evidence.lifetime import die_with_parent
 from killproof_evidence.store import Store
 
 FAILED: Final = "failed"

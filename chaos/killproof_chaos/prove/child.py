@@ -6,7 +6,7 @@ python -m killproof_chaos.prove.child PARENT_PID WORDS OF A CHAOS COMMAND...
 import os
 import sys
 
-from killproof_chaos.engines.warm import die_with_parent
+from killproof_evidence.lifetime import die_with_parent
 
 
 def main() -> int:

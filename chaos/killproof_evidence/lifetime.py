@@ -1,0 +1,31 @@
+"""Processes that end with who started them, also when that is killed.
+
+Nobody can clean up behind a process that gets SIGKILL, so its children ask the kernel to do it.
+The kernel's bond is to the *thread* that made the child: when that ends, the parent's other threads
+do not count (prctl(2), PR_SET_PDEATHSIG). It outlasts `exec`; a child's own children do not get it.
+"""
+
+import ctypes
+import os
+import signal
+from typing import Final
+
+#: linux/prctl.h
+_PR_SET_PDEATHSIG: Final = 1
+#: How a process ends that finds its parent dead.
+ORPHANED: Final = 3
+
+
+def die_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> None:
+    """Have this process ended when its parent dies; end it now if that is dead already.
+
+    Without that look a parent that died before this call would never be noticed: the kernel tells
+    of no death that has been.
+
+    Args:
+        parent: its pid, told by itself; None: nobody has told, so only a later death is noticed.
+        number: of the signal; SIGTERM where something has to be given back.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+    if parent is not None and os.getppid() != parent:
+        os._exit(ORPHANED)
