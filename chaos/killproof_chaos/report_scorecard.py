@@ -47,6 +47,8 @@ METHOD: Final = (
     "A pass means that no violation was found within the budget. It does not mean that there is "
     "none, and an unknown is no fault: the evidence was not enough.",
 )
+#: In the notes of a queue: what is to be said of it beside the single promises.
+ALL: Final = "all"
 #: What no row says.
 LIMITS: Final = (
     "How good a queue is. Features, speed, documentation and care for its users are not judged.",
@@ -155,6 +157,26 @@ def not_tested(card: Record) -> list[str]:
     return lines
 
 
+def versions(card: Record, record: Record) -> str:
+    """Return the queue's version, and what it runs on; not what the harness runs on."""
+    told = ", ".join(card["packages"]) or f"killproof {record['version']}"
+    runs_on = card.get("runs_on")
+    return f"{told}, on {runs_on['runtime']} with SQLite {runs_on['sqlite']}" if runs_on else told
+
+
+def engines(card: Record) -> list[tuple[str, ...]]:
+    """Return what each engine did, a row for each run: its name, what it tried, its word, why."""
+    rows: list[tuple[str, ...]] = []
+    for row in (card.get("record") or {}).get("runs", ()):
+        word = row["verdict"]
+        reasons = row.get("unknown_because") or ([row["why"]] if row.get("why") else [])
+        owed = f"{row['hit']} of {row['obliged']}" if row.get("obliged") else ""
+        told = _word(word) if word in SIGNS else f"! {word}"
+        why = "; ".join(one_line(str(reason)) for reason in reasons)
+        rows.append((row["run"]["engine"], row.get("tried", ""), owed, told, why))
+    return rows
+
+
 def settings(card: Record) -> str:
     """Return the settings under which it ran."""
     given = {k: v for k, v in card["parameters"].items() if k != "options"}
@@ -177,14 +199,15 @@ def day(record: Record) -> str:
 def markdown(record: Record, page: str) -> str:
     """Return the card in Markdown."""
     names = columns(record)
-    heads = ("queue", "version", "evidence", *names, "all")
+    heads = ("queue", "all", *names, "version", "SQLite", "evidence")
     rows = [
         (
             f"**{plain(card['queue'])}**" + (" (control)" if card["control"] else ""),
-            plain(card["packages"][0] if card["packages"] else f"killproof {record['version']}"),
-            LEVELS[card["level"]].split(":")[0],
-            *(_cell(card, number) for number in names),
             _word(card["verdict"]),
+            *(_cell(card, number) for number in names),
+            plain(card["packages"][0] if card["packages"] else f"killproof {record['version']}"),
+            plain((card.get("runs_on") or {}).get("sqlite", "")),
+            LEVELS[card["level"]].split(":")[0],
         )
         for card in record["cards"]
     ]
@@ -231,17 +254,22 @@ def _machine(record: Record) -> str:
 
 
 def _section(card: Record, record: Record) -> str:
-    packages = ", ".join(card["packages"]) or f"killproof {record['version']}"
-    python = f", Python {card['python']}" if card["python"] else ""
-    lines = [f"## {plain(card['queue'])}", f"{_word(card['verdict'])}. {packages}{python}."]
+    lines = [
+        f"## {plain(card['queue'])}",
+        f"{_word(card['verdict'])}. {plain(versions(card, record), 600)}.",
+    ]
     if card["why"]:
         lines.append(f"It could not be run, which says nothing of it: {plain(card['why'])}.")
         return "\n\n".join(lines)
     lines.append(f"Judged in {plain(card['record']['tried'])}. Settings: {plain(settings(card))}.")
     lines.append(table(("promise", "verdict", "judged by", "where it is promised", ""),
                        [_promise(cell) for cell in promised(card)]))  # fmt: skip
+    lines.append(table(("engine", "what it did", "of what it owed", "verdict", "why"),
+                       [tuple(map(plain, row)) for row in engines(card)]))  # fmt: skip
     for cell in accusations(card):
         lines.append(_accusation(card, cell, record))
+    if note := note_of(card, ALL, record):
+        lines.append(f"To be fair: {plain(note, 1_000)}")
     lines.append("Not tested: " + "; ".join(map(plain, not_tested(card))) + ".")
     return "\n\n".join(line for line in lines if line)
 
@@ -262,7 +290,7 @@ def _promise(cell: Record) -> tuple[str, ...]:
 
 
 def _accusation(card: Record, cell: Record, record: Record) -> str:
-    note = note_of(card, cell, record)
+    note = note_of(card, cell["promise"], record)
     how = "Violated" if cell["verdict"] == "violated" else "Seen, and not confirmed"
     lines = [
         f"**{cell['promise']}, {_sentence(cell['promise'])}.** {how}: {plain(cell['story'])} "
@@ -273,9 +301,9 @@ def _accusation(card: Record, cell: Record, record: Record) -> str:
     return "\n\n".join(line for line in lines if line)
 
 
-def note_of(card: Record, cell: Record, record: Record) -> str:
-    """Return what a person has found about a violation in the queue's code."""
-    return str(record["notes"].get(card["queue"], {}).get(cell["promise"], ""))
+def note_of(card: Record, number: str, record: Record) -> str:
+    """Return what a person has found in the queue's code about a promise, or ALL of it."""
+    return str(record["notes"].get(card["queue"], {}).get(number, ""))
 
 
 def render(record: Record) -> str:
@@ -314,9 +342,12 @@ def _shown(card: Record, record: Record) -> dict[str, Any]:
         "record": card.get("record"),  # One that could not be run has none.
         "of": {cell["promise"]: cell for cell in cells},
         "made": promised(card),
-        "accusations": [{**cell, "note": note_of(card, cell, record)}
+        "accusations": [{**cell, "note": note_of(card, cell["promise"], record)}
                         for cell in accusations(card)],
         "settings": settings(card),
         "not_tested": not_tested(card),
-        "version": ", ".join(card["packages"]) or f"killproof {record['version']}",
+        "version": versions(card, record),
+        "short": card["packages"][0] if card["packages"] else f"killproof {record['version']}",
+        "engines": engines(card),
+        "fair": note_of(card, ALL, record),
     }  # fmt: skip

@@ -35,6 +35,12 @@ INSTALL_SECONDS = 600.0
 PROBE_SECONDS = 60.0
 
 _PROBE = "import json, sys; print(json.dumps([sys.version_info[:2], sys.executable, sys.version]))"
+_SQLITE = "import sqlite3; print(sqlite3.sqlite_version)"
+_SQLITE_NODE = (
+    "const Database = require('module').createRequire({})('better-sqlite3');"
+    "const asked = new Database(':memory:').prepare('SELECT sqlite_version()');"
+    "console.log(asked.pluck().get())"
+)
 _HAS_PIP = "import importlib.util as u, sys; sys.exit(u.find_spec('pip') is None)"
 #: Without metadata of our own process: what the environment's own interpreter sees.
 _VERSIONS = (
@@ -194,6 +200,20 @@ def ensure_node(peer: NodePeer, *, folder: Path | None = None) -> Installed:
         versions = {p.name: _node_version(place, p.name) for p in peer.packages}
         runtime = f"Node {_run([node, '--version'], peer.name).strip()}"
         return _finish(place, Path(node), runtime, versions)
+
+
+def sqlite_of(made: Installed) -> str:
+    """Return the version of the SQLite library that a queue of this environment runs on.
+
+    It is asked where the queue is, as an interpreter and a native module each bring their own.
+
+    Raises:
+        NotInstalled: it cannot be asked.
+    """
+    words = ["-I", "-c", _SQLITE]
+    if not made.runtime.startswith("Python"):
+        words = ["-e", _SQLITE_NODE.format(json.dumps(str(made.folder / "package.json")))]
+    return _run([str(made.program), *words], "the question for SQLite's version").strip()
 
 
 def find_python(version: str) -> Path:

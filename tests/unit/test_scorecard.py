@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from killproof_chaos import report_scorecard
-from killproof_chaos.scorecard import making, rows
+from killproof_chaos.plan import Options
+from killproof_chaos.scorecard import making, rows, shrinking
 from killproof_chaos.scorecard.cards import (
     Cell,
     Check,
@@ -24,6 +25,12 @@ from killproof_evidence.judge import PROPERTIES
 
 PROC = "killproof chaos replay kp1-x"
 CRASH = "killproof chaos crash --target q --operation work"
+
+
+RUN = {
+    "run": {"engine": "disk"}, "verdict": "unknown", "tried": "84 power cuts", "obliged": 10,
+    "hit": 9, "unknown_because": ["a key was not met"],
+}  # fmt: skip
 
 
 def record(**found: str) -> dict[str, Any]:
@@ -101,11 +108,12 @@ def card(name: str, *, control: bool = False, **found: str) -> dict[str, Any]:
     ]
     cells = cells_of(told, checks, {"P1": "README, <Safety>"})
     return {
-        "queue": name, "control": control, "packages": [f"{name} 1.0"], "python": "3.11",
+        "queue": name, "control": control, "packages": [f"{name} 1.0"],
+        "runs_on": {"runtime": "Node v20.1", "sqlite": "3.40.1", "packages": []},
         "level": 1, "history": False, "promises": {"P1": "process", "P6": True},
         "parameters": {"options": ["delay"], "lease_ms": 3_000}, "cites": {}, "why": "",
         "verdict": word_of(cells), "cells": [asdict(cell) for cell in cells],
-        "record": {"tried": "212 kills", "left_out": {}, "runs": [], "environment": {}},
+        "record": {"tried": "212 kills", "left_out": {}, "runs": [RUN], "environment": {}},
     }  # fmt: skip
 
 
@@ -115,8 +123,9 @@ def test_a_card_says_the_verdict_its_command_where_it_is_promised_and_what_was_n
     cards = [card("minimal", control=True, P1="pass", P6="pass"), card("q", P1="crash", P6="pass")]
     gone = {key: value for key, value in card("gone", P1="pass").items() if key != "record"}
     cards.append(gone | {"verdict": "failed", "why": "no <version> of it", "cells": []})
+    notes = {"P1": "q.py:7 acknowledges <first>", "all": "it says <so>"}
     told = {
-        "cards": cards, "notes": {"q": {"P1": "q.py:7 acknowledges <first>"}}, "seed": 1,
+        "cards": cards, "notes": {"q": notes}, "seed": 1,
         "argv": ["killproof", "chaos", "scorecard"], "budget": 60.0, "version": "0", "ended": 1.7e9,
         "interrupted": False,
     }  # fmt: skip
@@ -126,9 +135,12 @@ def test_a_card_says_the_verdict_its_command_where_it_is_promised_and_what_was_n
     assert report_scorecard.sentence(told) == (
         "2 public queues: 1 violated, 1 could not be run; controls pass"
     )
-    assert "| queue | version | evidence | P1 | P6 | all |" in text
-    assert "| **minimal** (control) | minimal 1.0 | L1 | ✓ pass | ✓ pass | ✓ pass |" in text
-    assert "| **q** | q 1.0 | L1 | ✗ violated | ✓ pass | ✗ violated |" in text
+    assert "| queue | all | P1 | P6 | version | SQLite | evidence |" in text
+    assert "| **minimal** (control) | ✓ pass | ✓ pass | ✓ pass | minimal 1.0 |" in text
+    assert "| **q** | ✗ violated | ✗ violated | ✓ pass | q 1.0 | 3.40.1 | L1 |" in text
+    assert "q 1.0, on Node v20.1 with SQLite 3.40.1" in text
+    assert "| disk | 84 power cuts | 9 of 10 | ? unknown | a key was not met |" in text
+    assert "To be fair: it says &lt;so&gt;" in text
     for said in (CRASH, "seen again in 3 of 3 runs of crash", "README, &lt;Safety&gt;",
                  "Not tested:", "options of an enqueue other than: delay",
                  "2023-11-14"):  # fmt: skip
@@ -149,12 +161,12 @@ def test_all_are_sound_only_where_both_controls_pass() -> None:
 def test_the_rows_are_the_public_queues_behind_their_controls() -> None:
     names = rows.names()
 
-    assert names[:2] == ["killproof", "minimal"]
+    assert names[:2] == ["killproof-adapter", "minimal-adapter"]
     assert "litequeue" in names
     assert [rows.is_control(name) for name in names] == sorted(
         (rows.is_control(name) for name in names), reverse=True
     )
-    with pytest.raises(ValueError, match="--only 'nobody' is not on the card: use killproof"):
+    with pytest.raises(ValueError, match="--only 'nobody' is not on the card: use killproof-a"):
         rows.names(["nobody"])
 
 
@@ -167,3 +179,29 @@ def test_tries_that_were_made_before_an_interruption_count(tmp_path: Path) -> No
 
     assert making.confirm(told, tmp_path, lambda line: None) == [made]
     assert not (tmp_path / making.TRIES).exists()
+
+
+def token(**changes: Any) -> str:
+    options = Options(target="gigq", workers=4, seconds=8.0, kills=20, pauses=6, **changes)
+    return f"killproof chaos replay {options.token()}"
+
+
+def test_what_only_real_processes_show_is_shrunk_to_the_fewest_faults_that_show_it() -> None:
+    found = Check(engine="proc", command=token(), promises=("P6", "P7"))
+    asked: list[str] = []
+
+    def broken(check: Check) -> frozenset[str]:
+        asked.append(check.needs)
+        return frozenset({"P6", "P7"} if "handlers" in check.needs else {"P6"})
+
+    smaller = shrinking.shrunk(found, broken)
+
+    assert [needs[:8] for needs in asked] == ["no fault", "handlers"]
+    assert smaller is not None
+    assert smaller.command == (
+        "killproof chaos run --target gigq --seed 1 --workers 4 --seconds 6 --kills 0 --pauses 0 "
+        "--nemesis handler"
+    )
+    assert shrinking.shrunk(found, lambda check: frozenset({"P6"})) is None
+    assert shrinking.ladder(Check(engine="crash", command=CRASH, promises=("P1",))) == []
+    assert "--kills 20 --pauses 6" in shrinking.readable(found).command

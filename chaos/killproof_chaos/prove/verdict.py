@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from killproof_chaos.prove.dealing import Plan
 from killproof_chaos.prove.running import FAILED, RUNS, Outcome
-from killproof_chaos.summary import counted
+from killproof_chaos.summary import counted, extent
 from killproof_evidence.contract import Contract
 from killproof_evidence.finding import (
     NOT_JUDGED,
@@ -357,5 +357,6 @@ def _run(one: Made) -> dict[str, Any]:
         "replay": record.get("replay", ""),
         "obliged": (record.get("coverage") or {}).get("obliged", 0),
         "hit": (record.get("coverage") or {}).get("hit", 0),
+        "tried": extent(record) if record else "",
         "unknown_because": list(map(str, record.get("unknown_because") or ()))[:3],
     }

@@ -6,7 +6,7 @@ real processes do. What was seen and not confirmed is printed as `unconfirmed`, 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from killproof_evidence.finding import NOT_PROMISED, UNKNOWN, VIOLATED
@@ -30,6 +30,7 @@ class Check:
     engine: str
     command: str  #: as a reader types it
     promises: tuple[str, ...]  #: that it has shown once
+    needs: str = ""  #: the faults to which it was shrunk, in words; none: it is as it was found
 
     @property
     def tries(self) -> int:
@@ -120,7 +121,7 @@ def open_of(check: Check, before: Iterable[Tried]) -> Check | None:
     if check.engine not in REPEATING:
         settled |= {n for t in done if t.check.engine in REPEATING for n in t.check.promises}
     left = tuple(name for name in check.promises if name not in settled)
-    return Check(engine=check.engine, command=check.command, promises=left) if left else None
+    return replace(check, promises=left) if left else None
 
 
 def cells_of(
@@ -160,7 +161,8 @@ def _cell(
 
 def _told(tried: Tried, number: str) -> str:
     again = tried.seen.get(number, 0)
-    return f"seen again in {again} of {tried.made} runs of {tried.check.engine}"
+    needs = f", shrunk to {tried.check.needs}" if tried.check.needs else ""
+    return f"seen again in {again} of {tried.made} runs of {tried.check.engine}{needs}"
 
 
 def word_of(cells: Sequence[Cell]) -> str:

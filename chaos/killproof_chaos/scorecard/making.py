@@ -1,13 +1,14 @@
 """Judges one queue after another, confirms what was found, and keeps a card of each."""
 
 import json
+import platform
 import shlex
 import shutil
+import sqlite3
 import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +17,7 @@ from killproof_chaos.command import EXIT_OF
 from killproof_chaos.prove import dealing, stores
 from killproof_chaos.prove.running import Turn, child
 from killproof_chaos.prove_command import perform
-from killproof_chaos.scorecard import rows
+from killproof_chaos.scorecard import rows, shrinking
 from killproof_chaos.scorecard.cards import (
     FAILED,
     Check,
@@ -26,6 +27,7 @@ from killproof_chaos.scorecard.cards import (
     open_of,
     word_of,
 )
+from killproof_evidence import isolated
 from killproof_evidence.finding import VIOLATED
 from killproof_evidence.store import Store, StoreError, write_json
 from killproof_evidence.target import keeps_history, level
@@ -36,6 +38,8 @@ QUEUES: Final = "queues"
 TRIES: Final = "tries"
 #: What came of the tries so far.
 TRIED: Final = "tried.json"
+#: Begins the names of the checks there that were looked for something smaller.
+SHRUNK: Final = "shrunk"
 PROVED: Final = "prove"
 #: A run that judges a violation again takes at most so many times what the first took.
 LIMIT_TIMES: Final = 4.0
@@ -106,6 +110,7 @@ def card_of(name: str, asked: Asked, folder: Path, say: Say) -> dict[str, Any]:
     say("being installed")
     if why := _unready(target):
         return facts | {"verdict": FAILED, "why": why, "cells": []}
+    facts |= {"runs_on": _runs_on(target)}
     seen = dealing.facts_of(target)
     budget = max(asked.budget, round(dealing.needed(seen)))
     plan = dealing.plan(dealing.Asked(target=name, budget=budget, seed=asked.seed), seen)
@@ -153,49 +158,84 @@ def _proved(plan: dealing.Plan, place: Path) -> dict[str, Any] | None:
 
 
 def confirm(record: Mapping[str, Any], folder: Path, say: Say) -> list[Tried]:
-    """Run again what has shown a violation, as often as that needs; go on behind earlier tries."""
+    """Run again what has shown a violation, as often as that needs; go on behind earlier tries.
+
+    What only real processes show is shrunk first; where the smaller run does not show it often
+    enough, the run as it was found is tried as well.
+    """
     done: list[Tried] = []
-    kept = folder / TRIED
-    earlier = _object(kept) if kept.exists() else {}
     spent = {row["run"]["engine"]: row["seconds"] for row in record["runs"]}
     for planned in checks_of(record):
-        check = open_of(planned, done)
-        if check is None:
-            continue
-        limit = max(LIMIT_SECONDS_MIN, LIMIT_TIMES * spent.get(check.engine, 0.0))
-        key = " ".join((*check.promises, check.command))
-        tried = Tried.of_record(earlier[key]) if key in earlier else Tried(check=check)
-        while not tried.is_decided():
-            told = f"{' '.join(check.promises)} again by {check.engine}"
-            told += f", try {tried.made + 1} of at most {check.tries}"
-            place = folder / TRIES / f"{len(done) + 1}-{check.engine}-{tried.made + 1}"
-            broken = _broken(check, place, limit, partial(say, told))
-            seen = {name: tried.seen.get(name, 0) + (name in broken) for name in check.promises}
-            tried = Tried(check=check, seen=seen, made=tried.made + 1)
-            write_json(kept, earlier := {**earlier, key: tried.record()})
-        done.append(tried)
+        limit = max(LIMIT_SECONDS_MIN, LIMIT_TIMES * spent.get(planned.engine, 0.0))
+        tries = _Tries(folder=folder, limit=limit, say=say)
+        if (check := open_of(planned, done)) is not None:
+            if (smaller := tries.shrunk(check)) is not None:
+                done.append(tries.make(smaller))
+            if (check := open_of(planned, done)) is not None:
+                done.append(tries.make(shrinking.readable(check)))
     return done
 
 
-def _broken(check: Check, place: Path, limit: float, tell: Callable[[], None]) -> frozenset[str]:
-    """Run a check once; return the promises that it shows broken. Its store is not kept."""
-    words = shlex.split(check.command)[2:]
-    place.parent.mkdir(exist_ok=True)
-    log = place.with_suffix(".log")
-    has_store = check.engine != "sim"  # There it is the story of one schedule.
-    words += ["--store", str(place), "--no-report"] if has_store else []
-    code, interrupted = child(words, log, limit, lambda line: tell())
-    if interrupted:
-        raise KeyboardInterrupt
-    if not has_store:
-        return frozenset(check.promises if code == EXIT_OF[VIOLATED] else ())
-    try:
-        found = Store(place).read_verdict()["properties"]
-    except StoreError:
-        return frozenset()
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
-    return frozenset(name for name, one in found.items() if one["verdict"] == VIOLATED)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tries:
+    """Runs that shall show a violation again, and a file that keeps what came of them."""
+
+    folder: Path
+    limit: float  #: s, of one run
+    say: Say
+
+    def shrunk(self, check: Check) -> Check | None:
+        """Return a smaller check that shows the same, found now or in an earlier life."""
+        kept = self._kept()
+        key = f"{SHRUNK} {_name(check)}"
+        if key not in kept:
+            found = shrinking.shrunk(check, lambda less: self._broken(less, "smaller"))
+            kept[key] = None if found is None else Tried(check=found).record()
+            write_json(self.folder / TRIED, kept)
+        return None if kept[key] is None else Tried.of_record(kept[key]).check
+
+    def make(self, check: Check) -> Tried:
+        """Run a check as often as that needs."""
+        kept = self._kept()
+        key = _name(check)
+        tried = Tried.of_record(kept[key]) if key in kept else Tried(check=check)
+        while not tried.is_decided():
+            broken = self._broken(check, f"try {tried.made + 1} of at most {check.tries}")
+            seen = {name: tried.seen.get(name, 0) + (name in broken) for name in check.promises}
+            tried = Tried(check=check, seen=seen, made=tried.made + 1)
+            kept[key] = tried.record()
+            write_json(self.folder / TRIED, kept)
+        return tried
+
+    def _kept(self) -> dict[str, Any]:
+        path = self.folder / TRIED
+        return _object(path) if path.exists() else {}
+
+    def _broken(self, check: Check, told: str) -> frozenset[str]:
+        """Run a check once; return the promises that it shows broken. Its store is not kept."""
+        line = f"{' '.join(check.promises)} again by {check.engine}, {told}"
+        words = shlex.split(check.command)[2:]
+        place = self.folder / TRIES / f"{check.engine}-{time.monotonic_ns()}"
+        place.parent.mkdir(exist_ok=True)
+        has_store = check.engine != "sim"  # There it is the story of one schedule.
+        words += ["--store", str(place), "--no-report"] if has_store else []
+        log = place.with_suffix(".log")
+        code, interrupted = child(words, log, self.limit, lambda _: self.say(line))
+        if interrupted:
+            raise KeyboardInterrupt
+        if not has_store:
+            return frozenset(check.promises if code == EXIT_OF[VIOLATED] else ())
+        try:
+            found = Store(place).read_verdict()["properties"]
+        except StoreError:
+            return frozenset()
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+        return frozenset(name for name, one in found.items() if one["verdict"] == VIOLATED)
+
+
+def _name(check: Check) -> str:
+    return " ".join((*check.promises, check.command))
 
 
 def _facts(name: str, target: Any) -> dict[str, Any]:
@@ -206,7 +246,6 @@ def _facts(name: str, target: Any) -> dict[str, Any]:
         "queue": name,
         "control": rows.is_control(name),
         "packages": packages,
-        "python": str(getattr(peer, "python", "")),
         "level": level(target),
         "history": keeps_history(target),
         "promises": {key: made for key, made in target.contract.promises.items() if made},
@@ -228,6 +267,18 @@ def _unready(target: Any) -> str:
             # Another's code and another's package: whatever it raises is told on its card.
             return f"{type(error).__name__}: {error}"
     return ""
+
+
+def _runs_on(target: Any) -> dict[str, Any]:
+    """Return what the queue runs on: its own interpreter, SQLite, and all that is installed."""
+    peer = getattr(target, "peer", None)
+    if peer is None:
+        ours = f"Python {platform.python_version()}"
+        return {"runtime": ours, "sqlite": sqlite3.sqlite_version, "packages": []}
+    is_node = isinstance(peer, isolated.NodePeer)
+    made = isolated.ensure_node(peer) if is_node else isolated.ensure_python(peer)
+    packages = [f"{name} {number}" for name, number in sorted(made.versions.items())]
+    return {"runtime": made.runtime, "sqlite": isolated.sqlite_of(made), "packages": packages}
 
 
 def _line(turn: Turn) -> str:

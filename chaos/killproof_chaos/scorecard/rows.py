@@ -5,9 +5,6 @@ from collections.abc import Sequence
 from killproof_chaos import targets
 from killproof_chaos.targets import public
 
-#: Judged as themselves, with all that the engines can see.
-OWN = ("killproof", "minimal")
-
 
 def names(only: Sequence[str] = ()) -> list[str]:
     """Return the queues in the order of the card, the controls first.
@@ -18,7 +15,7 @@ def names(only: Sequence[str] = ()) -> list[str]:
     Raises:
         ValueError: one is not on the card; the message says what is.
     """
-    known = [*OWN, *sorted(public.names(), key=lambda name: (not is_control(name), name))]
+    known = sorted(public.names(), key=lambda name: (not is_control(name), name))
     for name in only:
         if name not in known:
             raise ValueError(f"--only {name!r} is not on the card: use {', '.join(known)}")
@@ -27,4 +24,4 @@ def names(only: Sequence[str] = ()) -> list[str]:
 
 def is_control(name: str) -> bool:
     """Say whether a queue is one of our own, which must be accused of nothing."""
-    return name in OWN or getattr(targets.load(name), "peer", None) is None
+    return getattr(targets.load(name), "peer", None) is None
