@@ -28,6 +28,7 @@ import typer
 from rich.console import Console, RenderableType
 
 from killproof_evidence.store import Store
+from killproof_evidence.target import TargetFailed
 
 if TYPE_CHECKING:
     from killproof_evidence.judge import Row
@@ -164,6 +165,13 @@ def harness() -> Iterator[None]:
     except EngineFailed as error:
         print(
             f"killproof: the harness failed, which says nothing of the queue: {error}",
+            file=sys.stderr,
+        )
+        raise typer.Exit(EXIT_FAILED) from None
+    except TargetFailed as error:
+        print(
+            f"killproof: the target's own code failed, which says nothing of the queue: {error} "
+            "(`killproof chaos lint-target` tries each part of it)",
             file=sys.stderr,
         )
         raise typer.Exit(EXIT_FAILED) from None

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from killproof_evidence.contract import AT_MOST_ONCE
+from killproof_evidence.contract import LEVELS
 from killproof_evidence.judge import PROPERTIES
 
 #: What a judgement may rest on, beyond what each target gives: enqueues, effects, the snapshot.
@@ -19,12 +19,6 @@ HISTORY: Final = "a worker that records its claims and outcomes (level 3)"
 DATABASE: Final = "`database`, the name of the file in the queue's folder"
 CANCEL: Final = "a client that can cancel"
 REPLAY: Final = "a client that can replay"
-
-#: Promises that have words in place of true.
-LEVELS: Final[Mapping[str, tuple[str, ...]]] = {
-    "P1": ("power", "process"),
-    "P6": ("transaction", "key", AT_MOST_ONCE),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

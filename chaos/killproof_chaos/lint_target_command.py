@@ -47,7 +47,7 @@ def lint_target(
         raise ValueError(f"--deadline {deadline:g} must be a number from 1 to 3600")
     performed: Trial | None = None
     try:
-        found = targets.load(target)
+        found = targets.find(target)
     except TargetIncomplete as error:
         _tell(target, None, [problem("members", str(error))], None, as_json=as_json)
         raise typer.Exit(1) from None

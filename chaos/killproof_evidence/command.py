@@ -13,12 +13,17 @@ A request of a producer is `{"f": "enqueue", "kind", "payload", "options"}`, or 
 not happen, or `{"info": text}` when nobody knows. At the end of its input the client ends.
 
 All four may be one program, and `prepare` may be left out where the client makes what it misses.
+What prepare and snapshot leave running when they end is killed.
 """
 
 import json
 import os
+import select
 import shlex
+import signal
 import subprocess
+import tempfile
+import time
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -27,26 +32,36 @@ from pathlib import Path
 from typing import Any, Final
 
 from killproof_evidence.contract import Contract
-from killproof_evidence.lifetime import die_with_parent
+from killproof_evidence.lifetime import die_with_parent, has_ended
 from killproof_evidence.target import (
     AuditMapping,
     Definite,
     Indefinite,
     JobRow,
+    TargetFailed,
     TargetIncomplete,
     TargetNotFound,
+    is_id,
+    refuse_row,
 )
 
 #: Of what a command has written to standard error, for the message.
 WORDS_MAX: Final = 300
 #: How long a client that was told to end gets for it.
 CLOSE_SECONDS: Final = 10.0
+#: How long an answer may take: four times the longest wait for SQLite's lock, on a busy machine.
+ANSWER_SECONDS: Final = 120.0
+#: How long an answer may be; it is an id, or a few words.
+ANSWER_BYTES_MAX: Final = 1_048_576
+#: How long prepare and snapshot may take: longer than any that has ended, on a busy machine.
+RUN_SECONDS: Final = 600.0
 _COMMANDS: Final = ("prepare", "client", "worker", "snapshot")
+_ANSWERS: Final = frozenset({"ok", "fail", "info"})
 _ROW: Final = frozenset(each.name for each in fields(JobRow))
 _AUDIT: Final = frozenset(each.name for each in fields(AuditMapping))
 
 
-class CommandFailed(RuntimeError):
+class CommandFailed(TargetFailed):
     """A command of the target failed; the message has its last words."""
 
 
@@ -63,18 +78,25 @@ class CommandClient:
         Args:
             argv: the command line, the folder of the queue included.
             folder: to start it in.
+
+        Raises:
+            CommandFailed: it cannot be started.
         """
         self._argv = argv
-        self._process = subprocess.Popen(
-            argv,
-            cwd=folder,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
-            # Between fork and exec: one system call, in a process that has one thread.
-            preexec_fn=partial(die_with_parent, os.getpid()),
-        )
+        self._told = b""  # What has come of a line that has not ended.
+        self._lost = ""  # Why no answer can be told from another any more.
+        try:
+            self._process = subprocess.Popen(
+                argv,
+                cwd=folder,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                bufsize=0,
+                # Between fork and exec: one system call, in a process that has one thread.
+                preexec_fn=partial(die_with_parent, os.getpid()),
+            )
+        except (OSError, ValueError) as error:
+            raise CommandFailed(f"{shlex.join(argv)}: {error}") from None
 
     def enqueue(self, kind: str, payload: dict[str, Any], **options: Any) -> int | str:
         """Put a job in.
@@ -85,6 +107,8 @@ class CommandClient:
         """
         request = {"f": "enqueue", "kind": kind, "payload": payload, "options": options}
         found: int | str = self._ask(request)
+        if not is_id(found):
+            raise Indefinite(f"{shlex.join(self._argv)} answered with {found!r}, which is no id")
         return found
 
     def cancel(self, id: int | str) -> bool:  # noqa: A002 - the seam's name
@@ -109,26 +133,59 @@ class CommandClient:
             self._process.stdout.close()
 
     def _ask(self, request: dict[str, Any]) -> Any:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
+        """Ask, and take the answer apart.
+
+        A client that says something else, or more, or nothing in time, is not asked again: its
+        next answer would be taken for that of another job, and the queue for one that loses jobs.
+        """
+        if self._lost:
+            raise Indefinite(self._lost)
         try:
-            self._process.stdin.write(json.dumps(request, ensure_ascii=False) + "\n")
-            self._process.stdin.flush()
-            line = self._process.stdout.readline()
+            if self._told or self._has_said():
+                raise ValueError(f"more than one answer: {self._line()[:WORDS_MAX]!r}")
+            assert self._process.stdin is not None
+            unsent = json.dumps(request).encode() + b"\n"
+            while unsent:  # A signal may cut a write short.
+                unsent = unsent[self._process.stdin.write(unsent) :]
+            line = self._line()
+            answer = _answer_of(line)
         except (OSError, ValueError) as error:
-            raise Indefinite(f"{shlex.join(self._argv)} did not answer: {error}") from error
-        match _answer_of(line):
+            self._process.kill()
+            self._lost = f"{shlex.join(self._argv)} did not answer: {error}"
+            raise Indefinite(self._lost) from error
+        match answer:
             case {"ok": found}:
                 return found
             case {"fail": text}:
                 raise Definite(str(text))
-            case {"info": text}:
-                raise Indefinite(str(text))
-        # Who has printed something else may answer this request behind it, and that would be taken
-        # for the answer to the next: a queue would be accused of giving two jobs each other's ids.
-        self._process.kill()
-        said = f"an answer that is none: {line.strip()[:WORDS_MAX]}" if line else "it has ended"
-        raise Indefinite(f"{shlex.join(self._argv)} did not answer: {said}")
+            case _:
+                raise Indefinite(str(answer["info"]))
+
+    def _line(self) -> bytes:
+        """Read a line, or what there is of one when the client ends.
+
+        Raises:
+            ValueError: it does not come, or does not end.
+        """
+        assert self._process.stdout is not None
+        deadline = time.monotonic() + ANSWER_SECONDS
+        parts = [self._told]
+        size = len(self._told)
+        while b"\n" not in parts[-1]:
+            if not self._has_said(max(0.0, deadline - time.monotonic())):
+                raise ValueError(f"nothing came within {ANSWER_SECONDS:.0f} s")
+            parts.append(self._process.stdout.read(ANSWER_BYTES_MAX))
+            size += len(parts[-1])
+            if size > ANSWER_BYTES_MAX:
+                raise ValueError(f"its answer is longer than {ANSWER_BYTES_MAX} bytes")
+            if not parts[-1]:
+                break
+        line, _, self._told = b"".join(parts).partition(b"\n")
+        return line
+
+    def _has_said(self, seconds: float = 0.0) -> bool:
+        assert self._process.stdout is not None
+        return bool(select.select([self._process.stdout], [], [], seconds)[0])
 
 
 class CommandTarget:
@@ -156,10 +213,13 @@ class CommandTarget:
             self.contract = Contract.parse(text)
         except (OSError, ValueError) as error:
             raise TargetNotFound(f"target file {str(file)!r}: {error}") from None
+        for table in ("commands", "audit"):
+            if not isinstance(told.get(table, {}), dict):
+                raise TargetNotFound(f"target file {str(file)!r}: [{table}] must be a table")
         self.name = str(told.get("name", file.stem))
         self._commands = _commands_of(file, told.get("commands", {}))
         if "database" in told:
-            self.database = str(told["database"])
+            self.database = _inside(file, told["database"])
         if "audit" in told:
             self.audit = _audit_of(file, told["audit"])
             if "database" not in told:
@@ -199,24 +259,51 @@ class CommandTarget:
 def run(argv: Sequence[str], *, folder: Path | None = None) -> str:
     """Run a command to its end; return its standard output.
 
+    Files and no pipes: what the command leaves running would hold a pipe open for ever.
+
     Raises:
-        CommandFailed: it cannot be started, or its exit code is not 0.
+        CommandFailed: it cannot be started, does not end, or its exit code is not 0.
     """
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        try:
+            process = subprocess.Popen(
+                argv,
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+                preexec_fn=partial(die_with_parent, os.getpid()),
+            )
+        except (OSError, ValueError) as error:
+            raise CommandFailed(f"{shlex.join(argv)}: {error}") from None
+        try:
+            if not has_ended(process.pid, RUN_SECONDS):
+                raise CommandFailed(f"{shlex.join(argv)} did not end within {RUN_SECONDS:.0f} s")
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)  # Not reaped yet: the number is its own.
+            process.wait()
+        said, words = (_read(file) for file in (out, err))
+    if process.returncode:
+        last = " ".join((words or said).decode(errors="replace").split())[-WORDS_MAX:]
+        raise CommandFailed(f"{shlex.join(argv)} ended with {process.returncode}: {last}")
     try:
-        done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return said.decode()
+    except UnicodeDecodeError as error:
         raise CommandFailed(f"{shlex.join(argv)}: {error}") from None
-    if done.returncode:
-        words = " ".join((done.stderr or done.stdout).split())[-WORDS_MAX:]
-        raise CommandFailed(f"{shlex.join(argv)} ended with {done.returncode}: {words}")
-    return done.stdout
+
+
+def _read(file: Any) -> bytes:
+    file.seek(0)
+    said: bytes = file.read()
+    return said
 
 
 def rows_of(text: str) -> list[JobRow]:
     """Read what a snapshot prints.
 
     Raises:
-        CommandFailed: a line is no object, or has a field that a row has not.
+        CommandFailed: a line is no object, or has a field or a value that a row has not.
     """
     rows = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -226,16 +313,28 @@ def rows_of(text: str) -> list[JobRow]:
             if unknown:
                 raise ValueError(f"unknown field {unknown[0]!r}: use {', '.join(sorted(_ROW))}")
             rows.append(JobRow(**{"kind": "", **told}))
-        except (ValueError, TypeError, AttributeError) as error:
+            refuse_row(rows[-1])
+        except (ValueError, TypeError, AttributeError, TargetFailed) as error:
             raise CommandFailed(f"line {number} of the snapshot: {error}") from None
     return rows
 
 
-def _answer_of(line: str) -> Any:
+def _answer_of(line: bytes) -> dict[str, Any]:
+    """Return the answer that a line is.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not line:
+        raise ValueError("it has ended")
+    said = f"an answer that is none: {line[:WORDS_MAX].decode(errors='replace').strip()}"
     try:
-        return json.loads(line)
+        answer = json.loads(line)
     except ValueError:
-        return None
+        raise ValueError(said) from None
+    if not isinstance(answer, dict) or not answer.keys() & _ANSWERS:
+        raise ValueError(said)
+    return answer
 
 
 def _commands_of(file: Path, table: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -249,10 +348,34 @@ def _commands_of(file: Path, table: Mapping[str, Any]) -> dict[str, list[str]]:
     missing = [name for name in _COMMANDS[1:] if not table.get(name)]
     if missing:
         raise TargetIncomplete(f"target file {str(file)!r}: [commands] lacks {', '.join(missing)}")
-    return {
-        name: shlex.split(words) if isinstance(words, str) else [os.fspath(word) for word in words]
-        for name, words in table.items()
-    }
+    return {name: _words_of(file, name, words) for name, words in table.items()}
+
+
+def _words_of(file: Path, name: str, told: Any) -> list[str]:
+    words, why = told, "is no command line"
+    if isinstance(told, str):
+        try:
+            words = shlex.split(told)
+        except ValueError as error:
+            why = f"cannot be split: {error}"
+    is_list = isinstance(words, list) and all(isinstance(word, str) for word in words)
+    if not is_list or not words or not words[0] or any("\0" in word for word in words):
+        raise TargetNotFound(
+            f"target file {str(file)!r}: the command {name} = {told!r} {why}: give a text as for "
+            "a shell, or a list of words"
+        )
+    return list(words)
+
+
+def _inside(file: Path, told: Any) -> str:
+    """Check the database's name: the harness puts triggers into that file, so it must be ours."""
+    path = Path(told) if isinstance(told, str) and told else None
+    if path is None or path.is_absolute() or ".." in path.parts or not path.name:
+        raise TargetNotFound(
+            f"target file {str(file)!r}: database = {told!r} must be a file's name in the folder "
+            "of the queue"
+        )
+    return str(path)
 
 
 def _audit_of(file: Path, table: Mapping[str, Any]) -> AuditMapping:
@@ -263,4 +386,10 @@ def _audit_of(file: Path, table: Mapping[str, Any]) -> AuditMapping:
         raise TargetNotFound(
             f"target file {str(file)!r}: [audit] {word}: use {', '.join(sorted(_AUDIT))}"
         )
+    for name, value in table.items():
+        if not isinstance(value, dict if name == "states" else str):
+            raise TargetNotFound(
+                f"target file {str(file)!r}: [audit] {name} = {value!r} must be "
+                f"{'a table' if name == 'states' else 'a text'}"
+            )
     return AuditMapping(**table)

@@ -12,8 +12,9 @@ A promise that is not mentioned is not made.
 """
 
 import json
+import math
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -41,6 +42,17 @@ DELETED: Final = "deleted"
 AT_MOST_ONCE: Final = "at-most-once"
 
 PROMISE_NAMES: Final = tuple(f"P{number}" for number in range(1, 25))
+#: Promises with more to say than true.
+LEVELS: Final[Mapping[str, tuple[str, ...]]] = {
+    "P1": ("power", "process"),
+    "P6": ("transaction", "key", AT_MOST_ONCE),
+}
+#: Parameters that are no number of milliseconds, bytes or other things that are counted.
+UNCOUNTED: Final = frozenset(
+    {"options", "retry", "crash_first", "crash_later", "limits", "schedules"}
+)
+#: Parameters of which there is no half.
+WHOLE: Final = frozenset({"max_attempts", "workers_max"})
 
 
 class ContractError(ValueError):
@@ -80,13 +92,53 @@ class Contract:
 
     @classmethod
     def parse(cls, text: str) -> "Contract":
-        """Read a contract from its TOML text."""
+        """Read a contract from its TOML text.
+
+        Raises:
+            ContractError: a table is none, or names an unknown promise or state; definite.
+            tomllib.TOMLDecodeError: it is no TOML; definite.
+        """
         tables = tomllib.loads(text)
+        names = ("promises", "parameters", "edges")
+        promises, parameters, edges = (tables.get(name, {}) for name in names)
+        for name, table in zip(names, (promises, parameters, edges), strict=True):
+            if not isinstance(table, dict):
+                raise ContractError(f"{name} = {table!r} must be a table: begin it with [{name}]")
+        for old, new in edges.items():
+            if not _are_texts(new):
+                raise ContractError(f'edges.{old} = {new!r} must be a list: {old} = ["available"]')
         return cls(
-            promises=dict(tables.get("promises", {})),
-            parameters=dict(tables.get("parameters", {})),
-            edges={old: tuple(new) for old, new in tables.get("edges", {}).items()},
+            promises=dict(promises),
+            parameters=dict(parameters),
+            edges={old: tuple(new) for old, new in edges.items()},
         )
+
+    def problems(self) -> Iterator[str]:
+        """Yield what no checker can take at its word, each with the remedy.
+
+        A word that is none would be judged as whatever it is nearest to, or not at all, and a
+        number that is none would end a run in the middle.
+        """
+        for name, word in self.promises.items():
+            words = LEVELS.get(name, ())
+            allowed: tuple[object, ...] = words if name == "P1" else (*words, True)
+            if word is not False and not any(word == each and type(word) is type(each)
+                                             for each in allowed):  # fmt: skip
+                shown = " or ".join("true" if each is True else f'"{each}"' for each in allowed)
+                yield f"{name} = {word!r} is no promise: say {shown}"
+        for name, value in self.parameters.items():
+            if name in UNCOUNTED:
+                continue
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not 0 < value < math.inf:
+                yield f"{name} = {value!r} must be a number above 0"
+            elif name in WHOLE and value != int(value):
+                yield f"{name} = {value!r} must be a whole number"
+        for name in ("limits", "schedules"):
+            if not isinstance(self.parameters.get(name, {}), Mapping):
+                yield f"{name} = {self.parameters[name]!r} must be a table"
+        if not _are_texts(self.parameters.get("options", ())):
+            yield f"options = {self.parameters['options']!r} must be a list of names"
 
     def promised(self, name: str) -> bool | str:
         """Return the level of a promise, or False."""
@@ -108,6 +160,10 @@ class Contract:
         lines += ["", "[edges]"]
         lines += _pairs({old: list(new) for old, new in self.edges.items()})
         return "\n".join(lines) + "\n"
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(each, str) for each in value)
 
 
 def _pairs(table: Mapping[str, Any]) -> Iterable[str]:

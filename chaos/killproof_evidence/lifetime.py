@@ -7,6 +7,7 @@ do not count (prctl(2), PR_SET_PDEATHSIG). It outlasts `exec`; a child's own chi
 
 import ctypes
 import os
+import select
 import signal
 from typing import Final
 
@@ -29,3 +30,15 @@ def die_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> 
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
     if parent is not None and os.getppid() != parent:
         os._exit(ORPHANED)
+
+
+def has_ended(pid: int, seconds: float) -> bool:
+    """Wait for the end of a child, and leave it to be reaped; False: it did not come in time.
+
+    Until it is reaped, its number is that of its group and of no other's, which can be killed.
+    """
+    watched = os.pidfd_open(pid)
+    try:
+        return bool(select.select([watched], [], [], seconds)[0])
+    finally:
+        os.close(watched)

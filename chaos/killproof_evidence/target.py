@@ -9,13 +9,14 @@ import difflib
 import importlib
 import importlib.util
 import random
+import sqlite3
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
-from killproof_evidence.contract import Contract
+from killproof_evidence.contract import STATES, Contract
 
 #: So many names still make a line that somebody reads.
 NAMES_MAX: Final = 5
@@ -27,6 +28,10 @@ class Definite(Exception):
 
 class Indefinite(Exception):
     """The operation may or may not have happened (an error at commit): `info` in the history."""
+
+
+class TargetFailed(RuntimeError):
+    """The target's own code failed where nothing can be judged of it; the message has its words."""
 
 
 class TargetNotFound(ValueError):
@@ -150,6 +155,28 @@ class JobRow:
 
 
 _ROW: Final = tuple(each.name for each in fields(JobRow))
+_COUNTS: Final = ("attempts", "forgiven", "max_attempts", "priority", "fence", "due_ms")
+
+
+def refuse_row(row: JobRow) -> None:
+    """Refuse a row that no checker can read: it would pass for a queue's fault, or end a checker.
+
+    Raises:
+        TargetFailed: the message names the value and what it can be.
+    """
+    if not is_id(row.id):
+        raise TargetFailed(f"the id {row.id!r} is neither an integer nor a text")
+    if row.state not in STATES:
+        raise TargetFailed(f"the state {row.state!r} is unknown: use {', '.join(STATES)}")
+    for name in _COUNTS:
+        value = getattr(row, name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise TargetFailed(f"{name} = {value!r} is no integer")
+
+
+def is_id(value: object) -> bool:
+    """Say whether it is an id: an integer or a text."""
+    return isinstance(value, int | str) and not isinstance(value, bool)
 
 
 @runtime_checkable
@@ -247,6 +274,25 @@ def keeps_history(target: Target) -> bool:
     """
     points: frozenset[str] = getattr(target, "sync_points", frozenset())
     return any(not point.startswith("handler.") for point in points)
+
+
+def rows_of(target: Target, place: Path) -> list[JobRow]:
+    """Return the jobs that a target tells, when all its processes have ended.
+
+    Raises:
+        TargetFailed: its code raised, or a row is none; definite.
+        sqlite3.DatabaseError: SQLite refuses the file, which is evidence.
+    """
+    try:
+        rows = list(target.snapshot(place))
+    except (sqlite3.DatabaseError, TargetFailed, MemoryError):
+        raise
+    except Exception as error:
+        # Somebody's adapter: whatever it raises is its author's to read, and no verdict.
+        raise TargetFailed(f"its snapshot raised {type(error).__name__}: {error}") from error
+    for row in rows:
+        refuse_row(row)
+    return rows
 
 
 def load_target(name: str, builtin: Mapping[str, Callable[[], Target]]) -> Target:

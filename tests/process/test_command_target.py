@@ -203,6 +203,17 @@ def _lives(pid: int) -> bool:
         (LEAST + "[audit]\ntable='j'\nid='i'\nstate='s'\nx='y'\n", "has no column 'x'"),
         (LEAST + "[audit]\ntable='j'\nid='i'\nstate='s'\n", "needs `database` as well"),
         ("not toml", "Expected '='"),
+        ("commands = 'x'\n", "[commands]"),
+        (LEAST.replace('"c"', "3"), "the command client = 3"),
+        (LEAST.replace('"c"', '"c \'"'), "No closing quotation"),
+        (LEAST.replace('"c"', '" "'), "the command client = ' '"),
+        (LEAST.replace('"c"', "[3]"), "the command client = [3]"),
+        ("audit = 3\n" + LEAST, "[audit]"),
+        ("database = '/etc/passwd'\n" + LEAST, "database = '/etc/passwd' must be"),
+        ("database = '../q.db'\n" + LEAST, "database = '../q.db' must be"),
+        ("promises = 3\n" + LEAST, "promises = 3 must be a table"),
+        (LEAST + "[edges]\nstart = 'dead'\n", "edges.start = 'dead' must be a list"),
+        (LEAST + "[edges]\nstart = [['dead']]\n", "must be a list"),
     ],
 )
 def test_a_file_that_is_no_target_is_refused_with_the_remedy(
@@ -222,6 +233,9 @@ def test_a_file_that_is_no_target_is_refused_with_the_remedy(
         ('{"id": 1, "state": "dead", "colour": 2}', "unknown field 'colour'"),
         ('{"id": 1}', "state"),
         ("[]", "line 1"),
+        ('{"id": [1], "state": "dead"}', "is neither an integer nor a text"),
+        ('{"id": 1, "state": "frob"}', "the state 'frob' is unknown"),
+        ('{"id": 1, "state": "dead", "attempts": "x"}', "attempts = 'x' is no integer"),
         ("nothing", "line 1"),
     ],
 )
@@ -234,3 +248,54 @@ def test_a_command_that_fails_is_told_with_its_last_words() -> None:
     with pytest.raises(CommandFailed, match="ended with 3: no disk"):
         command.run(["sh", "-c", "echo no disk >&2; exit 3"])
     assert json.loads(command.run(["sh", "-c", "echo 1"])) == 1
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        "print('ready'); [print('{\"ok\": 7}') for _ in sys.stdin]",  # A line before its first.
+        '[print(\'{"ok": 7}\\n{"ok": 7}\') for _ in sys.stdin]',  # Each twice.
+        "[print('[]') for _ in sys.stdin]",
+        "sys.stdout.buffer.write(b'\"\\xff\"\\n')",
+        "print('x' * 2_000_000)",
+        "[print('{\"ok\": [7]}') for _ in sys.stdin]",  # No id.
+    ],
+)
+def test_an_answer_is_never_taken_for_that_of_another_job(says: str) -> None:
+    with closing(
+        client_of(f"import sys; sys.stdout.reconfigure(line_buffering=True); {says}")
+    ) as it:
+        told = []
+        for name in "abc":
+            try:
+                told.append(it.enqueue("report", {"id": name}))
+            except Indefinite:
+                continue
+    assert len(told) <= 1
+
+
+def test_a_client_that_never_answers_leaves_the_outcome_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(command, "ANSWER_SECONDS", 0.05)
+    silent = client_of("import sys; sys.stdin.read()")
+    with closing(silent), pytest.raises(Indefinite, match="nothing came within"):
+        silent.enqueue("report", {"id": "a"})
+
+
+def test_a_command_that_does_not_end_or_leaves_a_child_behind_holds_nobody_up(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also a child that has the output open, which a reader of a pipe would wait for."""
+    assert command.run(["sh", "-c", f"sleep 600 & echo $! > {place}/child; echo 1"]) == "1\n"
+    child = int((place / "child").read_text())
+    wait_until(lambda: not _lives(child))
+    monkeypatch.setattr(command, "RUN_SECONDS", 0.05)
+    with pytest.raises(CommandFailed, match="did not end within"):
+        command.run(["sleep", "600"])
+
+
+def test_a_command_that_is_not_there_is_told_by_its_name() -> None:
+    for start in (command.run, CommandClient):
+        with pytest.raises(CommandFailed, match="no-such-program"):
+            start(["no-such-program"])

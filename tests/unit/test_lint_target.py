@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 import killproof_evidence
-from killproof_chaos import skeleton
+from killproof_chaos import skeleton, targets
 from killproof_chaos.cli import app
 from killproof_chaos.contract_guide import PARAMETERS, PROMISES, contract_text
 from killproof_chaos.lint import contract_rules, trial_rules
@@ -21,7 +21,7 @@ from killproof_evidence.command import CommandTarget
 from killproof_evidence.contract import PROMISE_NAMES, Contract
 from killproof_evidence.judge import PROPERTIES
 from killproof_evidence.store import Store
-from killproof_evidence.target import level
+from killproof_evidence.target import TargetNotFound, level
 
 HEAD = 'database = "queue.db"\n[commands]\nclient = "c"\nworker = "w"\nsnapshot = "s"\n'
 AUDIT = '[audit]\ntable = "job"\nid = "id"\nstate = "state"\nattempts = "n"\npayload = "p"\n'
@@ -73,6 +73,29 @@ def test_a_contract_that_cannot_be_judged_is_told_what_it_lacks(
 ) -> None:
     target = target_of(tmp_path, promises, parameters)
     assert any(says in text for text in texts(list(contract_rules.remarks(target))))
+
+
+@pytest.mark.parametrize(
+    ("promises", "parameters", "says"),
+    [
+        ('P1 = "powr"', "", 'P1 = \'powr\' is no promise: say "power" or "process"'),
+        ('P2 = "yes"', "", "P2 = 'yes' is no promise: say true"),
+        ("P2 = true", 'busy_ms = "x"', "busy_ms = 'x' must be a number above 0"),
+        ("P2 = true", "lease_ms = nan", "lease_ms = nan must be a number above 0"),
+        ("P2 = true", "max_attempts = 2.5", "max_attempts = 2.5 must be a whole number"),
+        ("P2 = true", "limits = 3", "limits = 3 must be a table"),
+        ("P2 = true", "options = [1]", "options = [1] must be a list of names"),
+    ],
+)
+def test_a_contract_with_a_word_or_number_that_is_none_is_linted_and_never_judged_on(
+    tmp_path: Path, promises: str, parameters: str, says: str
+) -> None:
+    target = target_of(tmp_path, promises, parameters)
+    assert says in texts(list(contract_rules.remarks(target)))
+    file = str(tmp_path / "target.toml")
+    assert targets.find(file).name == target.name
+    with pytest.raises(TargetNotFound, match=re.escape(says)):
+        targets.load(file)
 
 
 def test_an_edge_from_a_state_that_nobody_reaches_is_told(tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ from killproof_evidence.finding import PASS
 from killproof_evidence.judge import judge
 from killproof_evidence.lifetime import die_with_parent
 from killproof_evidence.store import Store
+from killproof_evidence.target import rows_of
 
 #: P17 within a run of these: shorter than what the recovering process tries.
 DRAIN_MS: Final = 5_000
@@ -326,7 +327,7 @@ class Lane:
                 database = store.db / database_name(self._target, store.db)
                 dump_audit(database, self._target.audit, store.audit)
                 _dump_effects(database, store)
-            store.write_snapshot(self._target.snapshot(store.db))
+            store.write_snapshot(rows_of(self._target, store.db))
         except Exception as error:
             # The target's own reader, or a file that SQLite refuses: nothing is known, then.
             problems.append(f"the file could not be read at the end: {error}")

@@ -21,7 +21,7 @@ from killproof_evidence.backups import BackupsUnread, read_backups
 from killproof_evidence.environment import environment
 from killproof_evidence.evidence import OF_THE_FILE
 from killproof_evidence.store import Store
-from killproof_evidence.target import Target
+from killproof_evidence.target import Target, TargetFailed, rows_of
 from killproof_evidence.wall_clock import WallClock
 
 #: Where a target puts the copies that it is asked for, below the folder of the queue.
@@ -74,8 +74,8 @@ def finish(
             dump_audit(copy, target.audit, store.audit, mix.runs_of(target, mix.read(store.db)))
             _dump_effects(copy, store)
             durability = _durability(copy)
-        store.write_snapshot(target.snapshot(store.db))
-    except sqlite3.DatabaseError as error:
+        store.write_snapshot(rows_of(target, store.db))
+    except (sqlite3.DatabaseError, TargetFailed) as error:
         # A file that SQLite refuses is evidence too: P16 looks at the copy. What is not in the
         # store for it must not look like jobs that are gone.
         run["problems"].append(f"the file could not be read at the end: {error}")

@@ -5,15 +5,14 @@ every time, or the promise goes by unlooked at. So each rule names what is missi
 """
 
 import difflib
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 from killproof_chaos.contract_guide import (
     AUDIT,
     CANCEL,
     DATABASE,
     HISTORY,
-    LEVELS,
     PARAMETERS,
     PROMISES,
     REPLAY,
@@ -28,10 +27,6 @@ from killproof_evidence.target import Target, keeps_history
 
 #: The longest handler of a run: a worker that nobody extends must be given longer (workload.py).
 HANDLER_MS_MAX: Final = 1_600
-#: Parameters that are no number of milliseconds, bytes or other things that are counted.
-UNCOUNTED: Final = frozenset(
-    {"options", "retry", "crash_first", "crash_later", "limits", "schedules"}
-)
 CRASH_WORDS: Final = ("immediate", "policy")
 #: What an adapter must bring itself.
 OF_AN_ADAPTER: Final = ("connect", "enqueue", "consume", "rows")
@@ -43,9 +38,9 @@ def remarks(target: Target) -> Iterator[Remark]:
     contract = target.contract
     if not any(contract.promises.values()):
         yield problem("contract", "no promise is made, so nothing is judged: begin with P1 to P3")
+    yield from (problem("contract", text) for text in contract.problems())
     for promise in PROMISES:
         if contract.promised(promise.number):
-            yield from _word(promise, contract.promises[promise.number])
             yield from _judgeable(promise, target)
     yield from _parameters(contract)
     yield from _edges(contract)
@@ -64,17 +59,6 @@ def _own(name: str) -> object:
     return getattr(Adapter, name)
 
 
-def _word(promise: Promise, value: object) -> Iterator[Remark]:
-    words = LEVELS.get(promise.number, ())
-    if promise.number == "P1":
-        allowed: tuple[object, ...] = words
-    else:
-        allowed = (*words, True)
-    if value not in allowed or (value == 1 and value is not True):
-        shown = " or ".join("true" if word is True else f'"{word}"' for word in allowed)
-        yield problem("contract", f"{promise.number} = {value!r} is no promise: say {shown}")
-
-
 def _judgeable(promise: Promise, target: Target) -> Iterator[Remark]:
     """Say what a promise lacks to be judged on."""
     contract, number = target.contract, promise.number
@@ -90,7 +74,7 @@ def _judgeable(promise: Promise, target: Target) -> Iterator[Remark]:
             yield problem(
                 "contract", f"{number} is promised, and nothing shows it without {needed}"
             )
-    options = contract.parameters.get("options", OPTIONS_ALL)
+    options = _asked(contract)
     for name in promise.parameters:
         is_asked = name in OPTIONS_ALL and name in options
         if name not in contract.parameters and not is_asked:
@@ -112,16 +96,12 @@ def _judgeable(promise: Promise, target: Target) -> Iterator[Remark]:
 
 def _parameters(contract: Contract) -> Iterator[Remark]:
     known = {parameter.name: parameter for parameter in PARAMETERS}
-    for name, value in contract.parameters.items():
+    for name in contract.parameters:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f": perhaps {close[0]}" if close else ""
             yield problem("contract", f"the parameter {name} is unknown to every checker{hint}")
-        elif name not in UNCOUNTED and (
-            isinstance(value, bool) or not isinstance(value, int | float) or value <= 0
-        ):
-            yield problem("contract", f"{name} = {value!r} must be a number above 0")
-    yield from _options(contract.parameters.get("options"))
+    yield from _options(contract)
     retry = contract.parameters.get("retry")
     if retry is not None:
         try:
@@ -138,12 +118,19 @@ def _parameters(contract: Contract) -> Iterator[Remark]:
             yield problem("contract", f"{name} = {word!r} must be {' or '.join(CRASH_WORDS)}")
 
 
-def _options(options: Any) -> Iterator[Remark]:
-    if options is None:
+def _asked(contract: Contract) -> Sequence[str]:
+    """Return the options of an enqueue; of a value that is no list nothing can be said."""
+    found = contract.parameters.get("options", OPTIONS_ALL)
+    return found if isinstance(found, list | tuple) else ()
+
+
+def _options(contract: Contract) -> Iterator[Remark]:
+    if "options" not in contract.parameters:
         asked = ", ".join(OPTIONS_ALL)
         yield note("contract", f"parameters.options is missing: a run asks enqueues for {asked}")
         return
-    unknown = sorted(set(options) - set(OPTIONS_ALL) - set(CAPABILITIES))
+    known = {*OPTIONS_ALL, *CAPABILITIES}
+    unknown = sorted(str(name) for name in _asked(contract) if name not in known)
     if unknown:
         yield problem(
             "contract",

@@ -25,7 +25,7 @@ from killproof_chaos.workload import OPTIONS_ALL
 from killproof_evidence.audit import audit_records, dump_audit, install_audit
 from killproof_evidence.contract import TERMINAL
 from killproof_evidence.evidence import payload_digest
-from killproof_evidence.lifetime import die_with_parent
+from killproof_evidence.lifetime import die_with_parent, has_ended
 from killproof_evidence.records import read_records
 from killproof_evidence.store import Store
 from killproof_evidence.target import Client, Definite, Target
@@ -57,10 +57,10 @@ class Trial:
 
 
 def perform(name: str, folder: Path, seconds: float) -> Trial:
-    """Run the trial in a process of its own; end it, and all that it started, after the deadline.
+    """Run the trial in a process of its own; end it, if it must be, and all that it started.
 
     Args:
-        name: of the target, as `targets.load` takes it.
+        name: of the target, as `targets.find` takes it.
         folder: for its store; it must not exist.
         seconds: that the whole trial may take.
     """
@@ -71,12 +71,11 @@ def perform(name: str, folder: Path, seconds: float) -> Trial:
             argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
         try:
-            process.wait(seconds)
-        except BaseException as error:
-            os.killpg(process.pid, signal.SIGKILL)  # Not reaped yet: the number is still its own.
+            has_ended(process.pid, seconds)
+        finally:
+            # Whatever it has left behind as well. Not reaped yet: the number is still its own.
+            os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            if not isinstance(error, subprocess.TimeoutExpired):
-                raise
     return _read(store.path / STEPS)
 
 
@@ -124,7 +123,7 @@ def main() -> None:
     steps = _Steps(store)
     place = store.path.resolve() / PLACE
     place.mkdir()
-    target = targets.load(name)
+    target = targets.find(name)
     os.environ.update(
         KILLPROOF_STORE=str(store.path.resolve()),
         KILLPROOF_EFFECTS=str(store.effects.resolve()),

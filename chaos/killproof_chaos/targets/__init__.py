@@ -1,6 +1,7 @@
 """The queues that the harness can judge by name; any other comes as a module or a file."""
 
 import os
+import shlex
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Final
 
 from killproof_chaos import gallery
 from killproof_chaos.targets import public
-from killproof_evidence.target import Target, load_target
+from killproof_evidence.target import Target, TargetNotFound, load_target
 
 #: How a target can learn the seed of its run; absent where nothing is drawn.
 SEED: Final = "KILLPROOF_CHAOS_SEED"
@@ -57,6 +58,21 @@ BUILTIN: Final[Mapping[str, Callable[[], Target]]] = {
 
 def load(name: str) -> Target:
     """Find a target by its built-in name, `package.module:attribute`, or `path.py`.
+
+    Raises:
+        TargetNotFound: there is none; the message says what names are possible. Or there is one
+            on whose contract nothing can be judged; the message says why.
+    """
+    found = find(name)
+    for text in found.contract.problems():
+        raise TargetNotFound(
+            f"target {name!r}: {text} (`killproof chaos lint-target {shlex.quote(name)}` says all)"
+        )
+    return found
+
+
+def find(name: str) -> Target:
+    """Find a target, whatever its contract says: for who looks at contracts.
 
     Raises:
         TargetNotFound: there is none; the message says what names are possible.
