@@ -409,6 +409,23 @@ def test_no_death_excuses_a_second_start_where_at_most_once_is_promised(
     assert run.verdict("P6") == verdict
 
 
+@pytest.mark.parametrize("replayed", [False, True])
+def test_where_at_most_once_is_promised_one_start_passes_and_one_more_for_each_replay(
+    run: "Run", producer: "Process", first: "Process", replayed: bool
+) -> None:
+    run.promises["P6"] = "at-most-once"
+    job = producer.enqueues("a")
+    first.claims(job)
+    first.runs(job, "raise")
+    first.nacks(job, "dead")
+    if replayed:
+        producer.replays(job)
+        first.claims(job)
+        first.runs(job)
+
+    assert run.verdict("P6") == "pass"
+
+
 def test_a_run_that_was_started_twice_under_its_name_has_its_steps_once(run: "Run") -> None:
     producer = run.process("p1")
     producer.starts_run("r", {"a": []})

@@ -982,6 +982,49 @@ def test_a_program_that_outlives_its_worker_holds_no_job_from_then_on(
     assert run.verdict("P4") == verdict
 
 
+@pytest.mark.parametrize("excuse", ["its worker was dead", "its worker is killed", "the lease"])
+def test_an_overlap_that_is_excused_hides_no_further_one_of_the_job(
+    run: "Run", producer: "Process", excuse: str
+) -> None:
+    run.parameters["lease_ms"] = 3_000
+    workers = [run.process(name) for name in ("w1", "w2", "w3")]
+    programs = [run.process(name) for name in ("h1", "h2", "h3")]
+    job = producer.enqueues("a")
+    handled(programs[0], job, workers[0])
+    if excuse == "its worker was dead":
+        programs[0].effect_lines[-1]["worker"] = 0
+    elif excuse == "its worker is killed":
+        run.kills(workers[0])
+    else:
+        run.passes(3_100)
+    handled(programs[1], job, workers[1])
+    handled(programs[2], job, workers[2])
+    for program in programs:
+        over(program, job)
+    other = producer.enqueues("b")
+    handled(programs[1], other, workers[1])  # It lives on, so its death explains nothing.
+    over(programs[1], other)
+
+    assert run.verdict("P4") == "violated"
+
+
+def test_what_a_handler_did_last_shows_that_it_was_still_at_the_job(
+    run: "Run", producer: "Process"
+) -> None:
+    """It never came to its end: its effect is the last that there is of it."""
+    run.parameters["lease_ms"] = 3_000
+    one, two = run.process("w1"), run.process("w2")
+    one.alive = two.alive = False
+    job = producer.enqueues("a")
+    one.starts(job, attempt=1, fence=1)
+    two.starts(job, attempt=2, fence=2)
+    one.makes_effect(job, fence=1)
+    two.ends(job, fence=2)
+
+    [witness] = run.finding("P4").witnesses
+    assert [line for file, line in witness.lines if file == witness.lines[0][0]] == [1, 2]
+
+
 @pytest.mark.parametrize(
     ("passes_ms", "paused_ms", "verdict"),
     [
