@@ -29,7 +29,7 @@ import time
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
@@ -372,6 +372,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # What speaks of the rest of a file explains nothing here, and is not stale for that.
         known = [e for e in known if e.function == "*" or f"{e.file}:{e.function}" in functions]
     found = result(tried, known)
+    if functions:
+        found = replace(found, stale=[entry for entry in found.stale if entry.function != "*"])
     for mutant in found.unexplained:
         print(f"survived, and nothing explains it: {mutant}")
     for entry in found.stale:

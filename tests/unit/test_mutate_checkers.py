@@ -111,3 +111,18 @@ def test_the_report_tells_each_file_and_each_reason() -> None:
 def test_a_file_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert mutate_checkers.main(["lease"]) == 64
     assert "'lease' is no file of checkers: use backups" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["leases:_check_nothing"], "'leases:_check_nothing' names no function"),
+        (["leases:_check_pair", "effects"], "name one in each argument, or in none"),
+        (["leese:_check_pair"], "'leese' is no file of checkers"),
+    ],
+)
+def test_a_function_that_is_not_there_is_refused_before_anything_is_changed(
+    arguments: list[str], word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert mutate_checkers.main(arguments) == 64
+    assert word in capsys.readouterr().out
