@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -25,6 +26,7 @@ from killproof_bench.lines import CrewError as CrewError
 from killproof_bench.load import Ended, Spec
 from killproof_bench.recording import COLUMNS, SERVED_COLUMNS, Call, Kind, Served
 from killproof_bench.result import LockWatch, decode
+from killproof_evidence.lifetime import die_with_parent
 
 Calls = npt.NDArray[np.int64]
 
@@ -148,6 +150,7 @@ class Crew:
             text=True,
             env=self._environment,
             start_new_session=True,
+            preexec_fn=partial(die_with_parent, os.getpid()),  # One that is stopped reads no EOF.
         )
 
     def _end_observer(self) -> LockWatch:

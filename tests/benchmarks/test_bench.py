@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import select
 import signal
 import sqlite3
 import subprocess
@@ -243,6 +244,34 @@ def test_a_worker_process_that_cannot_open_the_file_fails_the_tool(place: Path) 
 
     with Crew(told, hash_seed=1) as crew, pytest.raises(CrewError, match="ended with status 1"):
         crew.wait_until_ready()
+
+
+def test_a_killed_bench_takes_its_stopped_worker_with_it(place: Path) -> None:
+    """SIGKILL leaves no time to clean up, and who is stopped reads no end of a pipe."""
+    program = (
+        "import sys; from pathlib import Path; from killproof_bench.crew import Crew, specs\n"
+        "told = specs(Path(sys.argv[1]), 'killproof', 1, backlog=1, synchronous='FULL')\n"
+        "print(Crew(told, hash_seed=1).workers[0].pid, flush=True); sys.stdin.read()"
+    )
+    bench = subprocess.Popen(
+        [sys.executable, "-c", program, place],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert bench.stdout
+    worker = int(bench.stdout.readline())
+    watched = os.pidfd_open(worker)
+    os.kill(worker, signal.SIGSTOP)
+
+    bench.kill()
+    bench.communicate()
+
+    ended = bool(select.select([watched], [], [], 30)[0])
+    os.close(watched)
+    if not ended:
+        os.kill(worker, signal.SIGKILL)
+    assert ended
 
 
 def test_a_worker_stopped_at_the_turnstile_holds_it_and_the_others_go_on(place: Path) -> None:

@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,7 @@ from killproof_bench.scenarios.claim import (
     verdict,
 )
 from killproof_bench.watchers import Watched
+from killproof_evidence.lifetime import die_with_parent
 
 WORKERS = 8
 WATCHERS = 50
@@ -186,6 +188,7 @@ def _start(module: str, *arguments: str) -> "subprocess.Popen[str]":
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=partial(die_with_parent, os.getpid()),  # A server that reads no stdin.
     )
 
 
