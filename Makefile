@@ -9,7 +9,8 @@ PAGES = README.md $(shell find docs -name '*.md')
 .DEFAULT_GOAL := help
 .PHONY: help install check check-all fresh lint format types imports cog cog-check test quick \
     mutations report report-chaos report-contention report-crash report-model \
-    report-power report-power-cut report-schedules report-scorecard report-watching clean
+    report-bench report-power report-power-cut report-schedules report-scorecard \
+    report-watching clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -102,6 +103,15 @@ report-chaos: ## The harness on the queue, ten seeds: reports/chaos-proc.md and 
 
 report-contention: ## The queue beside a plain reference: reports/contention.md.
 	$(BIN)/killproof bench claim --goals --report reports/contention.md
+
+BENCH = $(BIN)/killproof bench
+
+report-bench: ## The bench's other figures of record, one after the other (40 minutes, alone).
+	$(BENCH) capacity --report reports/capacity.md
+	$(BENCH) operations --report reports/operations.md
+	$(BENCH) rows --rows 5000000 --report reports/rows.md
+	$(BENCH) peers --workers 16 --report reports/peers.md
+	$(BENCH) gate-proof --store killproof-store/gate --report reports/gate.md
 
 report-watching: ## What 50 open pages cost the workers: reports/watching.md (two minutes).
 	$(BIN)/killproof bench watch --report reports/watching.md
