@@ -9,6 +9,8 @@ import ctypes
 import os
 import select
 import signal
+from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 #: linux/prctl.h
@@ -42,3 +44,31 @@ def has_ended(pid: int, seconds: float) -> bool:
         return bool(select.select([watched], [], [], seconds)[0])
     finally:
         os.close(watched)
+
+
+def end_all_with(variable: str, value: str) -> int:
+    """Kill every process but this one that was started with this variable; return how many.
+
+    A queue's worker may leave behind what no group and no parent leads to: a daemon with a session
+    of its own. Its environment still says whose it is. It would go on writing into what is judged.
+    """
+    wanted = f"{variable}={value}".encode()
+    ended = set[int]()
+    while found := [pid for pid in _others() if pid not in ended and wanted in _environment(pid)]:
+        for pid in found:
+            ended.add(pid)
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+    return len(ended)
+
+
+def _others() -> list[int]:
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+    return [pid for pid in pids if pid != os.getpid()]
+
+
+def _environment(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:  # It has ended, or is another user's.
+        return []

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from killproof_evidence.lifetime import ORPHANED
+from killproof_evidence.lifetime import ORPHANED, end_all_with
 
 PR_SET_CHILD_SUBREAPER = 36
 libc = ctypes.CDLL(None)
@@ -61,3 +61,18 @@ def test_a_process_ends_by_the_signal_that_it_has_chosen_when_its_parent_is_kill
 
     assert done.returncode == -signal.SIGKILL
     assert os.WTERMSIG(status) == number
+
+
+def test_a_daemon_that_a_worker_has_left_is_found_by_its_environment_and_ended() -> None:
+    """It has a session of its own, and its parent is gone: no group and no parent leads to it."""
+    mark = f"run-{os.getpid()}"
+    script = "setsid sleep 600 > /dev/null & echo $!"
+    environment = os.environ | {"KILLPROOF_EFFECTS": mark}
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        done = subprocess.run(["sh", "-c", script], env=environment, stdout=-1, text=True)
+        assert end_all_with("KILLPROOF_EFFECTS", mark) == 1
+        _, status = os.waitpid(int(done.stdout), 0)
+    finally:
+        libc.prctl(PR_SET_CHILD_SUBREAPER, 0)
+    assert os.WTERMSIG(status) == signal.SIGKILL

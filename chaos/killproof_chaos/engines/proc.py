@@ -37,6 +37,7 @@ from killproof_chaos.stores import run_record
 from killproof_evidence.contract import DELETED, TERMINAL
 from killproof_evidence.finding import VIOLATED
 from killproof_evidence.judge import PROPERTIES, judge
+from killproof_evidence.lifetime import end_all_with
 from killproof_evidence.store import Store
 from killproof_evidence.target import Target
 
@@ -179,8 +180,9 @@ class Engine:
         return found
 
     def _close(self, board: Board) -> None:
-        """Give back what the run has had open."""
+        """Give back what the run has had open, and end what its workers have left running."""
         self._crew.close()
+        end_all_with("KILLPROOF_EFFECTS", str(self._store.effects.resolve()))
         board.close()
         if self._shim is not None:
             self._shim.close()

@@ -25,10 +25,10 @@ from killproof_chaos.workload import OPTIONS_ALL
 from killproof_evidence.audit import audit_records, dump_audit, install_audit
 from killproof_evidence.contract import TERMINAL
 from killproof_evidence.evidence import payload_digest
-from killproof_evidence.lifetime import die_with_parent, has_ended
+from killproof_evidence.lifetime import die_with_parent, end_all_with, has_ended
 from killproof_evidence.records import read_records
 from killproof_evidence.store import Store
-from killproof_evidence.target import Client, Definite, Target
+from killproof_evidence.target import AuditMapping, Client, Definite, Target
 
 STEPS: Final = "steps.jsonl"
 PLACE: Final = "place"
@@ -44,6 +44,8 @@ ASKED: Final = {"priority": 3, "delay": 0.02, "key": "lint", "max_attempts": 3}
 BODY: Final = 'it\'s "so" é 🙂\n'
 #: Without an audit: so long after the last effect a worker has surely told its queue.
 SETTLE_SECONDS: Final = 1.0
+#: For the end after SIGTERM: the trial's handlers are over at once, so the rest is the worker's.
+STOP_SECONDS: Final = 30.0
 LOOK_SECONDS: Final = 0.02
 
 
@@ -76,6 +78,7 @@ def perform(name: str, folder: Path, seconds: float) -> Trial:
             # Whatever it has left behind as well. Not reaped yet: the number is still its own.
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            end_all_with("KILLPROOF_EFFECTS", str(store.effects.resolve()))
     return _read(store.path / STEPS)
 
 
@@ -135,7 +138,7 @@ def main() -> None:
         target.prepare(place)
     if target.audit is not None:
         with steps.step("audit"):
-            install_audit(database, target.audit)
+            _install(database, target.audit)
     expected = _produce(steps, target, place)
     _work(steps, target, place, store, expected, deadline)
     with steps.step("snapshot") as facts:
@@ -145,6 +148,17 @@ def main() -> None:
             dump_audit(database, target.audit, store.audit)
     with steps.step(DONE):
         pass
+
+
+def _install(database: Path, audit: AuditMapping) -> None:
+    """Install the audit; what SQLite finds missing is told with what there is."""
+    try:
+        install_audit(database, audit)
+    except sqlite3.Error as error:
+        with closing(sqlite3.connect(database)) as db:
+            there = [name for (name,) in db.execute("SELECT name FROM sqlite_schema LIMIT 20")]
+        has = ", ".join(there) or "nothing: is `database` the file that prepare makes"
+        raise sqlite3.OperationalError(f"{error}; {database.name} has {has}") from error
 
 
 def _produce(steps: _Steps, target: Target, place: Path) -> set[str]:
@@ -209,6 +223,7 @@ def _work(
     """Have one worker do them all, and tell it to stop."""
     # The last quarter is for the end: who waits for a job that never comes must still be stopped.
     until = deadline - (deadline - time.monotonic()) / 4
+    database = place / getattr(target, "database", "queue.db")
     with steps.step("start"), open(store.path / WORKER_LOG, "wb") as log:
         argv = target.worker_argv(place)
         worker = subprocess.Popen(
@@ -220,12 +235,15 @@ def _work(
         )
     with steps.step("work") as facts:
         began = time.monotonic()
-        _wait(lambda: expected <= ended_in(store) or worker.poll() is not None, until)
+        rest = _Rest(database, target)
+        _wait(
+            lambda: expected <= ended_in(store) or worker.poll() is not None or rest.is_final(),
+            until,
+        )
         facts["seconds"] = round(time.monotonic() - began, 3)
         facts["ended_early"] = worker.poll()
         if worker.poll() is None and expected <= ended_in(store):
             settled = time.monotonic() + SETTLE_SECONDS
-            database = place / getattr(target, "database", "queue.db")
             if target.audit is not None:
                 _wait(lambda: _is_settled(database, target), min(until, settled))
             else:
@@ -234,7 +252,8 @@ def _work(
         began = time.monotonic()
         worker.send_signal(signal.SIGTERM)
         try:
-            facts["code"] = worker.wait(max(1.0, deadline - time.monotonic() - 1.0))
+            left = max(1.0, deadline - time.monotonic() - 1.0)
+            facts["code"] = worker.wait(min(left, STOP_SECONDS))
         except subprocess.TimeoutExpired:
             worker.kill()
             worker.wait()
@@ -257,6 +276,23 @@ def effects_in(store: Store) -> list[dict[str, Any]]:
     ]
 
 
+class _Rest:
+    """Sees that all jobs have ended, whatever their handlers said: there is nothing to wait for."""
+
+    def __init__(self, database: Path, target: Target) -> None:
+        self._database, self._target = database, target
+        self._next = time.monotonic() + SETTLE_SECONDS
+        self._was_settled = False
+
+    def is_final(self) -> bool:
+        """Say whether it was so at two looks, a second apart; without an audit nobody can tell."""
+        if self._target.audit is None or time.monotonic() < self._next:
+            return False
+        self._next = time.monotonic() + SETTLE_SECONDS
+        before, self._was_settled = self._was_settled, _is_settled(self._database, self._target)
+        return before and self._was_settled
+
+
 def _is_settled(database: Path, target: Target) -> bool:
     """Say whether the audit has seen the end of each job."""
     assert target.audit is not None
@@ -265,7 +301,7 @@ def _is_settled(database: Path, target: Target) -> bool:
             last = {x["job"]: x["new"] for x in audit_records(db, target.audit) if "job" in x}
     except sqlite3.Error:
         return False
-    return all(state is None or state in TERMINAL for state in last.values())
+    return bool(last) and all(state is None or state in TERMINAL for state in last.values())
 
 
 def _wait(done: Callable[[], bool], until: float) -> None:
@@ -276,7 +312,8 @@ def _wait(done: Callable[[], bool], until: float) -> None:
 def _row(row: Any) -> dict[str, Any]:
     """Return what the rules look at, in a form that JSON has."""
     payload = row.payload
-    facts = {name: _plain(getattr(row, name)) for name in ("id", "state", "attempts", "fence")}
+    told = ("id", "state", "attempts", "fence", "error")
+    facts = {name: _plain(getattr(row, name)) for name in told}
     name = payload.get("id") if isinstance(payload, dict) else None
     return facts | {
         "name": name,
