@@ -12,6 +12,7 @@ from killproof_chaos import report_scorecard
 from killproof_chaos.plan import Options
 from killproof_chaos.scorecard import making, rows, shrinking
 from killproof_chaos.scorecard.cards import (
+    FAILED_MAX,
     Cell,
     Check,
     Tried,
@@ -78,15 +79,38 @@ def test_a_violation_is_printed_as_one_only_where_it_was_seen_again_often_enough
     )
 
 
-def test_real_processes_are_not_asked_where_an_engine_that_repeats_itself_has_spoken() -> None:
+def test_real_processes_are_asked_where_an_engine_that_should_repeat_itself_does_not() -> None:
     by_crash, by_proc = checks_of(record(P1="crash proc", P6="proc"))
 
-    for again in (3, 0):
-        left = open_of(by_proc, [tried(by_crash, 3, P1=again)])
-        assert left is not None
-        assert left.promises == ("P6",)
+    for again, left in ((3, ("P6",)), (2, ("P1", "P6"))):
+        check = open_of(by_proc, [tried(by_crash, 3, P1=again)])
+        assert check is not None
+        assert check.promises == left
     alone = Check(engine="proc", command=PROC, promises=("P1",))
     assert open_of(alone, [tried(by_crash, 3, P1=3)]) is None
+    told = record(P1="crash proc")
+    cell = cell_of(told, "P1", tried(by_crash, 3, P1=2), tried(by_proc, 10, P1=8))
+    assert (cell.verdict, cell.command, cell.story) == ("violated", PROC, "seen by proc")
+
+
+def test_a_try_that_judged_nothing_is_no_try_that_saw_nothing(tmp_path: Path) -> None:
+    """A harness that fails, or a disk that is full, acquits nobody."""
+    told = record(P6="crash") | {"runs": []}
+    told["replays"][0]["command"] = "killproof chaos crash --target nobody"
+    (check,) = checks_of(told)
+    before = Tried(check=check, failed=FAILED_MAX - 1)
+    kept = {" ".join((*check.promises, check.command)): before.record()}
+    (tmp_path / making.TRIED).write_text(json.dumps(kept), encoding="utf-8")
+
+    [made] = making.confirm(told, tmp_path, lambda line: None)
+
+    assert (made.made, made.failed, made.confirms("P6")) == (0, FAILED_MAX, False)
+    cell = cell_of(told, "P6", made)
+    assert (cell.verdict, cell.confirmed) == (
+        "unconfirmed", "seen again in 0 of 0 runs of crash; 3 more judged nothing"
+    )  # fmt: skip
+    assert not Tried(check=check, seen={"P6": 2}, made=2, failed=2).is_decided()
+    assert Tried.of_record(made.record()) == made
 
 
 def test_tries_end_as_soon_as_more_of_them_would_change_nothing() -> None:

@@ -21,6 +21,8 @@ TRIES: Final = 3
 #: Of real processes: so many of so many runs of the same plan.
 RUNS: Final = 10
 RUNS_MIN: Final = 8
+#: A check whose runs judge nothing so often (a full disk, an engine that fails) is given up.
+FAILED_MAX: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +51,8 @@ class Tried:
 
     check: Check
     seen: Mapping[str, int] = field(default_factory=dict)  #: promise -> tries that show it broken
-    made: int = 0  #: tries
+    made: int = 0  #: tries that came to a verdict
+    failed: int = 0  #: tries that judged nothing, which says nothing of the queue
 
     def confirms(self, promise: str) -> bool:
         """Say whether a promise was seen broken often enough."""
@@ -58,7 +61,9 @@ class Tried:
     def is_decided(self) -> bool:
         """Say whether more tries would change nothing."""
         spare = self.check.tries - self.check.needed
-        return self.made >= self.check.tries or all(
+        if self.made >= self.check.tries or self.failed >= FAILED_MAX:
+            return True
+        return all(
             self.confirms(name) or self.made - self.seen.get(name, 0) > spare
             for name in self.check.promises
         )
@@ -71,7 +76,7 @@ class Tried:
     def of_record(cls, record: Mapping[str, Any]) -> "Tried":
         """Read it."""
         check = {**record["check"], "promises": tuple(record["check"]["promises"])}
-        return cls(check=Check(**check), seen=dict(record["seen"]), made=record["made"])
+        return cls(**{**record, "check": Check(**check), "seen": dict(record["seen"])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,13 +118,11 @@ def checks_of(record: Mapping[str, Any]) -> list[Check]:
 def open_of(check: Check, before: Iterable[Tried]) -> Check | None:
     """Return a check for what the others have not settled; None: nothing is left of it.
 
-    Where an engine that repeats itself shows a violation, real processes are not asked: its word is
-    the stricter one. Of two commands of one engine the first that confirms is enough.
+    The first command that confirms a violation is enough. Where an engine that should repeat itself
+    does not, real processes are asked as well, if they have shown the same: who is then seen broken
+    in nearly every run of a plan would otherwise get off for the engine's sake.
     """
-    done = list(before)
-    settled = {name for tried in done for name in tried.check.promises if tried.confirms(name)}
-    if check.engine not in REPEATING:
-        settled |= {n for t in done if t.check.engine in REPEATING for n in t.check.promises}
+    settled = {name for tried in before for name in tried.check.promises if tried.confirms(name)}
     left = tuple(name for name in check.promises if name not in settled)
     return replace(check, promises=left) if left else None
 
@@ -162,7 +165,8 @@ def _cell(
 def _told(tried: Tried, number: str) -> str:
     again = tried.seen.get(number, 0)
     needs = f", shrunk to {tried.check.needs}" if tried.check.needs else ""
-    return f"seen again in {again} of {tried.made} runs of {tried.check.engine}{needs}"
+    failed = f"; {tried.failed} more judged nothing" if tried.failed else ""
+    return f"seen again in {again} of {tried.made} runs of {tried.check.engine}{needs}{failed}"
 
 
 def word_of(cells: Sequence[Cell]) -> str:

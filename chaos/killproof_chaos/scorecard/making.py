@@ -8,7 +8,7 @@ import sqlite3
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,7 +28,7 @@ from killproof_chaos.scorecard.cards import (
     word_of,
 )
 from killproof_evidence import isolated
-from killproof_evidence.finding import VIOLATED
+from killproof_evidence.finding import PASS, VIOLATED
 from killproof_evidence.store import Store, StoreError, write_json
 from killproof_evidence.target import keeps_history, level
 
@@ -189,7 +189,7 @@ class _Tries:
         kept = self._kept()
         key = f"{SHRUNK} {_name(check)}"
         if key not in kept:
-            found = shrinking.shrunk(check, lambda less: self._broken(less, "smaller"))
+            found = shrinking.shrunk(check, lambda one: self._broken(one, "smaller") or frozenset())
             kept[key] = None if found is None else Tried(check=found).record()
             write_json(self.folder / TRIED, kept)
         return None if kept[key] is None else Tried.of_record(kept[key]).check
@@ -201,8 +201,11 @@ class _Tries:
         tried = Tried.of_record(kept[key]) if key in kept else Tried(check=check)
         while not tried.is_decided():
             broken = self._broken(check, f"try {tried.made + 1} of at most {check.tries}")
-            seen = {name: tried.seen.get(name, 0) + (name in broken) for name in check.promises}
-            tried = Tried(check=check, seen=seen, made=tried.made + 1)
+            if broken is None:
+                tried = replace(tried, failed=tried.failed + 1)
+            else:
+                seen = {name: tried.seen.get(name, 0) + (name in broken) for name in check.promises}
+                tried = replace(tried, seen=seen, made=tried.made + 1)
             kept[key] = tried.record()
             write_json(self.folder / TRIED, kept)
         return tried
@@ -211,8 +214,11 @@ class _Tries:
         path = self.folder / TRIED
         return _object(path) if path.exists() else {}
 
-    def _broken(self, check: Check, told: str) -> frozenset[str]:
-        """Run a check once; return the promises that it shows broken. Its store is not kept."""
+    def _broken(self, check: Check, told: str) -> frozenset[str] | None:
+        """Run a check once; return the promises that it shows broken. Its store is not kept.
+
+        None: the run came to no verdict.
+        """
         line = f"{' '.join(check.promises)} again by {check.engine}, {told}"
         words = shlex.split(check.command)[2:]
         place = self.folder / TRIES / f"{check.engine}-{time.monotonic_ns()}"
@@ -224,11 +230,13 @@ class _Tries:
         if interrupted:
             raise KeyboardInterrupt
         if not has_store:
+            if code not in (EXIT_OF[PASS], EXIT_OF[VIOLATED]):
+                return None
             return frozenset(check.promises if code == EXIT_OF[VIOLATED] else ())
         try:
             found = Store(place).read_verdict()["properties"]
         except StoreError:
-            return frozenset()
+            return None
         finally:
             shutil.rmtree(place, ignore_errors=True)
         return frozenset(name for name, one in found.items() if one["verdict"] == VIOLATED)
