@@ -18,6 +18,7 @@ from killproof_chaos.prove.verdict import Case, Made, lacking, record_of
 from killproof_chaos.report_prove import write_report
 from killproof_chaos.targets import public
 from killproof_evidence.contract import Contract
+from killproof_evidence.finding import WITNESSES_MAX
 from killproof_evidence.judge import PROPERTIES
 from killproof_evidence.records import RecordWriter
 from killproof_evidence.store import Store, write_json
@@ -86,6 +87,17 @@ def test_a_promise_that_any_engine_found_violated_is_violated_and_can_be_replaye
         {"promise": "P1", "engine": "disk", "run": "02-disk",
          "command": "killproof chaos disk --target queue --fail-fast"}
     ]  # fmt: skip
+
+
+def test_each_engine_that_shows_a_violation_keeps_a_witness_of_it() -> None:
+    """Else the story of one engine would stand beside the command of another."""
+    crowd, alone = verdict("proc", P1="violated"), verdict("crash", P1="violated")
+    crowd["properties"]["P1"]["witnesses"] *= 2 * WITNESSES_MAX
+    found = record_of(case(made(run("proc"), crowd), made(run("crash", 2), alone)))
+
+    engines = [witness["engine"] for witness in found["properties"]["P1"]["witnesses"]]
+    assert len(engines) == WITNESSES_MAX
+    assert engines[:3] == ["proc", "crash", "proc"]
 
 
 def test_what_only_one_engine_found_without_its_obligations_is_no_pass() -> None:

@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, Final
 
 from killproof_chaos.prove.dealing import Plan
@@ -227,10 +228,12 @@ def _property(number: str, case: Case, engines: Mapping[str, _Engine]) -> dict[s
 
 
 def _violated(said: Mapping[str, Sequence[tuple[Made, Record]]]) -> dict[str, Any]:
-    """Return a violation with its witnesses, those of every engine that has one."""
-    witnesses: list[dict[str, Any]] = []
+    """Return a violation with its witnesses, of every engine that has one, in turn."""
+    by_engine: list[list[dict[str, Any]]] = []
     count = 0
     for name, each in said.items():
+        witnesses: list[dict[str, Any]] = []
+        by_engine.append(witnesses)
         for made, found in each:
             if found["verdict"] != VIOLATED:
                 continue
@@ -243,8 +246,9 @@ def _violated(said: Mapping[str, Sequence[tuple[Made, Record]]]) -> dict[str, An
                 ]
                 witnesses.append({**witness, "lines": lines, "engine": name})
     by = [name for name, each in said.items() if any(f["verdict"] == VIOLATED for _, f in each)]
+    in_turn = [one for turn in zip_longest(*by_engine) for one in turn if one is not None]
     return {
-        "verdict": VIOLATED, "violations": count, "witnesses": witnesses[:WITNESSES_MAX],
+        "verdict": VIOLATED, "violations": count, "witnesses": in_turn[:WITNESSES_MAX],
         "found_by": by,
     }  # fmt: skip
 
