@@ -25,6 +25,7 @@ from killproof_chaos.engines.disk_check import (
 )
 from killproof_chaos.engines.finish import EFFECT_TABLE
 from killproof_chaos.targets import load
+from killproof_evidence.contract import Contract
 from killproof_evidence.evidence import payload_digest
 from killproof_evidence.target import JobRow
 
@@ -105,6 +106,19 @@ def test_an_image_honours_a_note_or_says_that_it_does_not(
 
     assert outcome.opens
     assert outcome.unhonoured == (() if honoured else (0,))
+
+
+@pytest.mark.parametrize(("state", "honoured"), [("succeeded", True), ("leased", False)])
+def test_a_job_that_a_queue_may_remove_when_it_is_opened_is_not_lost(
+    place: Path, state: str, honoured: bool
+) -> None:
+    tidy = load("minimal")
+    edges = {**tidy.contract.edges, "succeeded": ("deleted",)}
+    tidy.contract = replace(tidy.contract, edges=edges)
+    told = Told(f="ack", job="1", fence=1)
+    checker = Checker(tidy, place / "image", [told], database="queue.db")
+
+    assert checker._honours(told, Row(id="1", state=state), {}) is honoured
 
 
 def test_a_file_that_does_not_open_honours_nothing(place: Path) -> None:
@@ -229,9 +243,15 @@ def test_recovery_along_no_allowed_edge_breaks_p7() -> None:
 def test_recovery_that_loses_a_job_or_counts_wrong_breaks_p14() -> None:
     row = {"1": Row(id="1", state="available")}
 
-    assert [broken.promise for broken in sums(row, {}, None)] == ["P14"]
-    assert [broken.promise for broken in sums(row, row, {"available": 2})] == ["P14"]
-    assert list(sums(row, row, {"available": 1, "dead": 0})) == []
+    contract = Contract(edges={"succeeded": ("deleted",)})
+    done = {"2": Row(id="2", state="succeeded")}
+
+    assert [broken.promise for broken in sums(row, {}, None, contract)] == ["P14"]
+    assert [broken.promise for broken in sums(row, row | done, None, contract)] == ["P14"]
+    assert [broken.promise for broken in sums(row, row, {"available": 2}, contract)] == ["P14"]
+    assert list(sums(row, row, {"available": 1, "dead": 0}, contract)) == []
+    assert list(sums(row | done, row, None, contract)) == []  # It tidies up when it is opened.
+    assert [broken.promise for broken in sums(done, {}, None, Contract())] == ["P14"]
 
 
 def test_two_live_jobs_of_one_key_break_p12_and_an_ended_one_does_not() -> None:
