@@ -33,6 +33,11 @@ PHASES_MANY: Final = 40
 POINTS_ALL: Final = 250
 #: Each worker that is killed costs the start of an interpreter, with the queue's own imports.
 WORKERS_COLD: Final = 4
+#: Kills and pauses that are owed. Who starts an interpreter for each worker is back after a second
+#: or two: more than this were not hit within three times the run, and the run was unknown.
+PER_SECOND_WARM: Final = (10.0, 2.0)
+PER_SECOND_COLD: Final = (1.5, 0.5)
+PER_SECOND_ALONE: Final = (1.0, 0.4)
 PROC_SECONDS: Final = (8.0, 60.0)
 SIM_SECONDS: Final = (10.0, 300.0)
 DISK_POINTS: Final = (60, 600)
@@ -265,8 +270,10 @@ def _dealt(runs: Iterable[Run], shards: int) -> tuple[Run, ...]:
 
 def _proc(facts: Facts, seconds: float) -> _Sized:
     is_warm = _is_warm(facts)
-    kills = round(seconds * (10 if is_warm else 2.5))
-    pauses = round(seconds * (2 if is_warm else 0.75))
+    per_second = PER_SECOND_WARM if is_warm else PER_SECOND_COLD
+    if facts.workers == 1 and not is_warm:
+        per_second = PER_SECOND_ALONE
+    kills, pauses = (round(seconds * each) for each in per_second)
     words = ("--seconds", f"{seconds:g}", "--kills", str(kills), "--pauses", str(pauses))
     # Beside the chaos: the start, the rest of the jobs, the judge; and on the way, each phase.
     if is_warm:

@@ -45,7 +45,8 @@ class Ballast(Adapter):
             "options": ["max_attempts"],
             "workers_max": 1,
             "busy_ms": 5_000,
-            "drain_ms": 30_000,
+            "drain_ms": 45_000,
+            "jobs_per_second": 12,
         },
         edges={
             "start": ("available",),

@@ -47,7 +47,12 @@ class Cairnq(Adapter):
     }
     contract = Contract(
         promises=dict.fromkeys(cites, True) | {"P1": "process", "P2": True},
-        parameters={"lease_ms": LEASE_MS, "busy_ms": 5_000, "drain_ms": 25_000},
+        parameters={
+            "lease_ms": LEASE_MS,
+            "busy_ms": 5_000,
+            "drain_ms": 45_000,
+            "jobs_per_second": 40,
+        },
         edges={
             "start": ("available",),
             "available": ("leased", "cancelled"),

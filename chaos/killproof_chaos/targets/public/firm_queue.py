@@ -38,7 +38,8 @@ class FirmQueue(Adapter):
     contract = Contract(
         promises=dict.fromkeys(cites, True) | {"P1": "process", "P2": True},
         parameters={"options": ["delay"], "lease_ms": int(ALIVE_SECONDS * 1_000),
-                    "max_attempts": MAX_ATTEMPTS, "busy_ms": 5_000, "drain_ms": 20_000},
+                    "max_attempts": MAX_ATTEMPTS, "busy_ms": 5_000, "drain_ms": 40_000,
+                    "jobs_per_second": 20},
     )  # fmt: skip
 
     def connect(self, place: Path) -> Any:

@@ -45,7 +45,8 @@ class PulseQueue(Adapter):
     contract = Contract(
         promises=dict.fromkeys(cites, True) | {"P1": "process", "P2": True},
         parameters={"options": ["priority", "delay", "max_attempts"], "busy_ms": 5_000,
-                    "lease_ms": int(LEASE_SECONDS * 1_000), "drain_ms": 25_000},
+                    "lease_ms": int(LEASE_SECONDS * 1_000), "drain_ms": 25_000,
+                    "jobs_per_second": 40},
         edges={
             "start": ("available",),
             "available": ("leased",),
