@@ -38,9 +38,10 @@ CHECKPOINT_SECONDS: Final = 0.01
 WORK: Final = "sleep:0.003"
 #: Between two operations of a player, for the same reason.
 THINK_SECONDS: Final = 0.002
-#: A job is dead a few milliseconds after its last operation; who replays it looks so often.
-REPLAY_LOOKS: Final = 40
-REPLAY_SECONDS: Final = 0.02
+#: A job is dead a few milliseconds after its last operation, or after seconds where its worker
+#: first starts an interpreter. Who replays it looks ever more seldom, for so long in all.
+REPLAY_SECONDS: Final = (0.02, 0.5)
+REPLAY_SECONDS_MAX: Final = 6.0
 #: Each round is a dozen answers: enough of them, and the log stays small.
 HOLDS_MAX: Final = 12
 HOLD_EVERY_SECONDS: Final = 0.02
@@ -199,7 +200,9 @@ def _replay(client: Client, recorder: Recorder, known: str | None, stopped: role
     """Replay a job once it is dead; one that a killed life enqueued unanswered is nobody's."""
     if known is None:
         return
-    for _ in range(REPLAY_LOOKS):
+    pause, longest = REPLAY_SECONDS
+    waited = 0.0
+    while waited < REPLAY_SECONDS_MAX:
         try:
             moved = recorder.call(
                 "replay",
@@ -209,8 +212,10 @@ def _replay(client: Client, recorder: Recorder, known: str | None, stopped: role
             )
         except Definite:  # The obligation says that no job was replayed.
             return
-        if moved or stopped.wait(REPLAY_SECONDS):
+        if moved or stopped.wait(pause):
             return
+        waited += pause
+        pause = min(2 * pause, longest)
 
 
 def hosts_queue(target: Target) -> bool:
