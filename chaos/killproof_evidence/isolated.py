@@ -109,6 +109,13 @@ def default_folder() -> Path:
     return root / "killproof" / "peers"
 
 
+def ensure(peer: PythonPeer | NodePeer, *, folder: Path | None = None) -> Installed:
+    """Return the environment of either kind, as `ensure_python` does."""
+    if isinstance(peer, NodePeer):
+        return ensure_node(peer, folder=folder)
+    return ensure_python(peer, folder=folder)
+
+
 def ensure_python(peer: PythonPeer, *, folder: Path | None = None) -> Installed:
     """Return the environment, made now if it is not there yet.
 
@@ -318,8 +325,9 @@ def _place(folder: Path | None, name: str, made_of: str) -> Path:
 def _ready(place: Path) -> Installed | None:
     try:
         mark = json.loads((place / MARK).read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        # Not there, or empty after a power cut: nothing syncs it, for it can be made again.
+    except (OSError, ValueError):
+        # Not there, or empty after a power cut: nothing syncs it, for it can be made again. A
+        # folder that is none is told when something is to be written into it.
         return None
     # An absolute program stays absolute; the interpreter of a venv lies inside.
     program = place / mark["program"]

@@ -22,6 +22,8 @@ from killproof_bench.peers.catalog import Peer
 from killproof_bench.peers.drivers.loop import Spec, count
 from killproof_bench.peers.processes import Contender, PeerFailed, Workers
 from killproof_bench.peers.run import Bench, Plan
+from killproof_chaos import targets
+from killproof_chaos.lint import surroundings
 from killproof_evidence import isolated
 from killproof_evidence.isolated import Installed, NodePeer, NotInstalled, Package, PythonPeer
 
@@ -254,7 +256,7 @@ def test_a_node_package_is_installed_into_a_folder_of_its_own(tmp_path: Path) ->
 
     assert dict(made.versions) == {"tinyfake": "1.0.0"}
     assert (made.folder / "node_modules" / "tinyfake" / "package.json").exists()
-    assert isolated.ensure_node(peer, folder=tmp_path / "environments") == made
+    assert isolated.ensure(peer, folder=tmp_path / "environments") == made
 
 
 # A queue in such an environment, driven as all others are.
@@ -359,3 +361,19 @@ def test_a_run_puts_killproof_the_reference_and_a_queue_beside_each_other(
     assert states["honest"] == ("measured", "")
     assert states["absent"][0] == "not installed"
     assert "Python 3.99 is not here" in states["absent"][1]
+
+
+@pytest.mark.parametrize("name", ["plainjob", "litequeue"])
+def test_where_an_environment_of_either_kind_cannot_be_made_the_lint_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    target = targets.load(name)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(isolated.FOLDER_VARIABLE, str(tmp_path / "file"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
+
+    [remark] = surroundings.remarks(target, Path.cwd())
+
+    assert (remark.where, remark.weight) == ("surroundings", "problem")
+    assert "the queue's environment cannot be made: " in remark.text

@@ -57,7 +57,7 @@ def _versions(peer: Any) -> Iterator[Remark]:
     if not peer.packages:
         yield note("surroundings", f"the environment of {peer.name} is described without a package")
     try:
-        installed = isolated.ensure_python(peer)
+        installed = isolated.ensure(peer)
     except isolated.NotInstalled as error:
         yield problem("surroundings", f"the queue's environment cannot be made: {error}")
         return

@@ -283,8 +283,7 @@ def _runs_on(target: Any) -> dict[str, Any]:
     if peer is None:
         ours = f"Python {platform.python_version()}"
         return {"runtime": ours, "sqlite": sqlite3.sqlite_version, "packages": []}
-    is_node = isinstance(peer, isolated.NodePeer)
-    made = isolated.ensure_node(peer) if is_node else isolated.ensure_python(peer)
+    made = isolated.ensure(peer)
     packages = [f"{name} {number}" for name, number in sorted(made.versions.items())]
     return {"runtime": made.runtime, "sqlite": isolated.sqlite_of(made), "packages": packages}
 
