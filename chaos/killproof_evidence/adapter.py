@@ -126,12 +126,14 @@ class Adapter:
         assert file is not None
         if isinstance(self.peer, isolated.NodePeer):
             return _node_argv(self.peer, Path(file).with_suffix(".mjs"), role, place)
-        python = sys.executable
+        python, path = sys.executable, str(_seam())
         if self.peer is not None:
             python = str(isolated.ensure_python(self.peer).program)
+        elif os.environ.get("PYTHONPATH"):  # What is found by it here is to be found there.
+            path += os.pathsep + os.environ["PYTHONPATH"]
         # -P: an adapter that is named like its queue must not be found in its place.
         words = [python, "-P", "-m", "killproof_evidence.adapter", str(Path(file).resolve())]
-        return ["env", f"PYTHONPATH={_seam()}", *words, role, str(place)]
+        return ["env", f"PYTHONPATH={path}", *words, role, str(place)]
 
 
 def _node_argv(peer: isolated.NodePeer, script: Path, role: str, place: Path) -> list[str]:

@@ -349,6 +349,11 @@ def _from_file(path: Path) -> Any:
         raise TargetNotFound(f"target file {str(path)!r} does not exist")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        # A queue may lie beside its adapter, as beside a script. Last: an adapter that is named
+        # like its queue must not be found in its place.
+        sys.path.append(folder)
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
