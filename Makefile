@@ -75,7 +75,7 @@ mutations: ## Take the core's guards away, one at a time, and see tests go red: 
 
 .PHONY: mutate-checkers histories
 PROCESSES ?= 1
-mutate-checkers: ## Change the checkers everywhere and see tests go red: FILES=leases[:function], PROCESSES=2.
+mutate-checkers: ## Change the checkers and see tests go red: FILES=leases[:function] PROCESSES=2.
 	$(BIN)/python tests/mutate_checkers.py --processes $(PROCESSES) $(FILES)
 
 histories: ## Record the runs without faults anew, of which each line is tried.

@@ -285,12 +285,21 @@ def run(argv: Sequence[str], *, folder: Path | None = None) -> str:
             process.wait()
         said, words = (_read(file) for file in (out, err))
     if process.returncode:
-        last = " ".join((words or said).decode(errors="replace").split())[-WORDS_MAX:]
+        last = _last_words((words or said).decode(errors="replace"))
         raise CommandFailed(f"{shlex.join(argv)} ended with {process.returncode}: {last}")
     try:
         return said.decode()
     except UnicodeDecodeError as error:
         raise CommandFailed(f"{shlex.join(argv)}: {error}") from None
+
+
+def _last_words(said: str) -> str:
+    """Return the end of what a process has said; of Python's trace the error and its place."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    places = [line for line in lines if line.startswith('File "')]
+    if places and any(line.startswith("Traceback (most recent call last)") for line in lines):
+        return f"{lines[-1][:WORDS_MAX]} ({places[-1]})"
+    return " ".join(" ".join(lines).split())[-WORDS_MAX:]
 
 
 def _read(file: Any) -> bytes:

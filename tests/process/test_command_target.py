@@ -250,6 +250,29 @@ def test_a_command_that_fails_is_told_with_its_last_words() -> None:
     assert json.loads(command.run(["sh", "-c", "echo 1"])) == 1
 
 
+def test_a_queue_beside_its_adapter_is_found_and_one_that_is_not_is_told_with_the_line(
+    tmp_path: Path, place: Path
+) -> None:
+    (tmp_path / "own_little_queue.py").write_text("def make(path): path.touch()\n")
+    adapter = tmp_path / "adapter.py"
+    adapter.write_text(
+        "from killproof_evidence.adapter import Adapter\n"
+        "class target(Adapter):\n"
+        "    name, contract = 'q', None\n"
+        "    def connect(self, place):\n"
+        "        import own_little_queue\n"
+        "        own_little_queue.make(place / 'queue.db')\n"
+        "        import no_such_queue\n"
+    )
+
+    with pytest.raises(CommandFailed) as caught:
+        load_target(str(adapter), {}).prepare(place)
+
+    assert (place / "queue.db").exists()
+    told = "ModuleNotFoundError: No module named 'no_such_queue' (File"
+    assert f'{told} "{adapter}", line 7, in connect)' in str(caught.value)
+
+
 @pytest.mark.parametrize(
     "says",
     [

@@ -111,7 +111,9 @@ def _worker(trial: Trial, target: Target, store: Store) -> Iterator[Remark]:
     if stop["code"] is None:
         yield problem(
             "worker",
-            f"the worker did not end within {stop['seconds']:.0f} s of SIGTERM, and was killed",
+            f"the worker did not end within {stop['seconds']:.0f} s of SIGTERM, and was killed: an "
+            "adapter's loop asks stop(), or ends by stop.by(...) or stop.by_exception(); a program "
+            "takes the signal itself",
         )
     elif stop["code"] < 0:
         say = problem if target.contract.promised("P21") else note
@@ -144,7 +146,7 @@ def _handlers(trial: Trial, store: Store, words: str) -> Iterator[Remark]:
         yield problem(
             "worker",
             "no job's handler left a line in $KILLPROOF_EFFECTS: the worker must give each payload "
-            f"to effect.run, Adapter.handle or killproof-effect{words}",
+            f"to effect.run, Adapter.handle or killproof-effect{_own_error(trial)}{words}",
         )
     elif missing:
         yield problem(
@@ -229,6 +231,15 @@ def _claims(store: Store) -> Iterator[bool]:
     for path in store.history_files():
         for _, record in read_records(path):
             yield record is not None and record.get("f") == "claim"
+
+
+def _own_error(trial: Trial) -> str:
+    """Return what the queue itself has kept of a failure, as the end of a sentence."""
+    for row in trial.facts.get("snapshot", {}).get("rows", ()):
+        if row.get("error"):
+            words = one_line(str(row["error"]))[:WORDS_CHARS_MAX]
+            return f"; job {row['id']} is {row['state']}: {words}"
+    return ""
 
 
 def last_words(log: Path) -> str:
