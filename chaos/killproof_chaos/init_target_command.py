@@ -31,7 +31,7 @@ def init_target(
     target = shlex.quote(str(written[0]))
     commands = [
         f"killproof chaos lint-target {target}",
-        f"killproof chaos run --target {target} --workers 4 --seconds 20 --kills 20",
+        f"killproof chaos run --target {target} --workers 4 --kills 20 --pauses 6",
     ]
     if as_json:
         files = [str(path) for path in written]

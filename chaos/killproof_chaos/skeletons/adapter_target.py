@@ -1,7 +1,7 @@
 """my-queue as a target: all that the harness needs to know of it.
 
     killproof chaos lint-target FILE        what is wrong with this file, a line each
-    killproof chaos run --target FILE --workers 4 --seconds 20 --kills 20
+    killproof chaos run --target FILE --workers 4 --kills 20 --pauses 6
 
 `TinyQueue` is there so that the file runs before anything is filled in: a queue that is right.
 Put an import of your own in its place, inside `connect`, and your own calls into the methods. What
