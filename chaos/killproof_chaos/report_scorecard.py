@@ -40,10 +40,13 @@ METHOD: Final = (
     "Each has the worker loop and the recovery that its documents recommend, and a lease (where it "
     "has one) longer than any handler takes. All stand behind the same adapter, and so do two "
     "controls: healthy queues of this repository that must be accused of nothing.",
+    "A level stands beside a promise that has several: process, what was accepted survives a kill; "
+    "power, also a power cut; at-most-once, transaction or key, how a second effect is prevented.",
     f"A violation is printed where it was seen again: in each of {TRIES} tries when an engine that "
     f"repeats itself shows it (crash, disk, sim), in at least {RUNS_MIN} of {RUNS} runs of its "
-    "plan when only real processes do. What was seen and not confirmed is told as unconfirmed: it "
-    "may be rare, or the machine's, and accuses nobody.",
+    "plan when only real processes do, after it was shrunk to the fewest kinds of faults. What "
+    "people have read in the code, and seen by hand, stands beside it. What was seen and not "
+    "confirmed is told as unconfirmed: it may be rare, or the machine's, and accuses nobody.",
     "A pass means that no violation was found within the budget. It does not mean that there is "
     "none, and an unknown is no fault: the evidence was not enough.",
 )
@@ -249,7 +252,8 @@ def _machine(record: Record) -> str:
         where = (card.get("record") or {}).get("environment")
         if where:
             told = report_words.environment_rows({"environment": where}, {})
-            return "Machine: " + ", ".join(f"{name} {plain(value)}" for name, value in told) + "."
+            words = ", ".join(f"{name} {plain(value)}" for name, value in told)
+            return f"The harness and its machine (what a queue runs on stands with it): {words}."
     return ""
 
 
@@ -263,7 +267,7 @@ def _section(card: Record, record: Record) -> str:
         return "\n\n".join(lines)
     lines.append(f"Judged in {plain(card['record']['tried'])}. Settings: {plain(settings(card))}.")
     lines.append(table(("promise", "verdict", "judged by", "where it is promised", ""),
-                       [_promise(cell) for cell in promised(card)]))  # fmt: skip
+                       [_promise(card, cell) for cell in promised(card)]))  # fmt: skip
     lines.append(table(("engine", "what it did", "of what it owed", "verdict", "why"),
                        [tuple(map(plain, row)) for row in engines(card)]))  # fmt: skip
     for cell in accusations(card):
@@ -279,9 +283,15 @@ def promised(card: Record) -> list[Record]:
     return [cell for cell in card["cells"] if cell["verdict"] != "not_promised"]
 
 
-def _promise(cell: Record) -> tuple[str, ...]:
+def named(card: Record, cell: Record) -> str:
+    """Return a promise's number, with the level that the queue promises where it has several."""
+    made = card["promises"].get(cell["promise"])
+    return f"{cell['promise']}, {made}" if isinstance(made, str) else str(cell["promise"])
+
+
+def _promise(card: Record, cell: Record) -> tuple[str, ...]:
     return (
-        f"{_sentence(cell['promise'])} ({cell['promise']})",
+        f"{_sentence(cell['promise'])} ({named(card, cell)})",
         _word(cell["verdict"]),
         ", ".join(cell["by"]),
         plain(cell["cite"]),
@@ -341,7 +351,7 @@ def _shown(card: Record, record: Record) -> dict[str, Any]:
         **card,
         "record": card.get("record"),  # One that could not be run has none.
         "of": {cell["promise"]: cell for cell in cells},
-        "made": promised(card),
+        "made": [{**cell, "named": named(card, cell)} for cell in promised(card)],
         "accusations": [{**cell, "note": note_of(card, cell["promise"], record)}
                         for cell in accusations(card)],
         "settings": settings(card),

@@ -162,6 +162,7 @@ def test_a_card_says_the_verdict_its_command_where_it_is_promised_and_what_was_n
     assert "| queue | all | P1 | P6 | version | SQLite | evidence |" in text
     assert "| **minimal** (control) | ✓ pass | ✓ pass | ✓ pass | minimal 1.0 |" in text
     assert "| **q** | ✗ violated | ✗ violated | ✓ pass | q 1.0 | 3.40.1 | L1 |" in text
+    assert "An acknowledged job is never lost (P1, process)" in text
     assert "q 1.0, on Node v20.1 with SQLite 3.40.1" in text
     assert "| disk | 84 power cuts | 9 of 10 | ? unknown | a key was not met |" in text
     assert "To be fair: it says &lt;so&gt;" in text
