@@ -32,6 +32,9 @@ POINTS_EACH_SECOND: Final = 0.3
 #: How long an engine that was told to end gets for what it has made.
 END_SECONDS: Final = 30.0
 WORDS_CHARS_MAX: Final = 500
+#: How the command of an engine begins, and the module that runs the rest of it and dies with us.
+COMMAND: Final = ("killproof", "chaos")
+DYING: Final = "killproof_chaos.prove.child"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +49,7 @@ class Outcome:
 
 def command(target: str, engine: str, seconds: float, seed: int | None, store: Path) -> list[str]:
     """Return the command line of an engine that works for about so many seconds."""
-    words = ["killproof", "chaos", "run" if engine == "proc" else engine, "--target", target]
+    words = [*COMMAND, "run" if engine == "proc" else engine, "--target", target]
     if engine == "proc":
         words += ["--seconds", f"{max(0.5, seconds):g}"]
         words += ["--kills", str(max(4, round(KILLS_PER_SECOND * seconds)))]
@@ -101,7 +104,7 @@ def read(kept: Path) -> Outcome | None:
 def perform(
     argv: Sequence[str], log: Path, *, cwd: Path, environment: Mapping[str, str]
 ) -> Outcome:
-    """Run an engine's command to its end; Ctrl-C ends it in order.
+    """Run an engine's command to its end; Ctrl-C ends it in order, and our death at once.
 
     Args:
         argv: as `command` returns it; this interpreter runs it.
@@ -111,7 +114,7 @@ def perform(
     """
     with open(log, "wb") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", *argv],
+            [sys.executable, "-m", DYING, str(os.getpid()), *argv[len(COMMAND) :]],
             cwd=cwd,
             env=environment,
             stdin=subprocess.DEVNULL,

@@ -2,15 +2,19 @@
 
 import ctypes
 import os
+import select
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
 from killproof_evidence.lifetime import ORPHANED, end_all_with
 
 PR_SET_CHILD_SUBREAPER = 36
+DEADLINE_SECONDS = 60.0
 libc = ctypes.CDLL(None)
 
 SCRIPT = """
@@ -76,3 +80,44 @@ def test_a_daemon_that_a_worker_has_left_is_found_by_its_environment_and_ended()
     finally:
         libc.prctl(PR_SET_CHILD_SUBREAPER, 0)
     assert os.WTERMSIG(status) == signal.SIGKILL
+
+
+@pytest.mark.parametrize("what", ["pytest", "lint-target"])
+def test_what_judges_a_queue_ends_with_a_pytest_or_a_lint_that_is_killed(
+    tmp_path: Path, what: str
+) -> None:
+    """Else a run that a CI job was killed in goes on beside the next one."""
+    target = tmp_path / "slow.py"
+    told = tmp_path / "pid"
+    target.write_text(
+        "import os, pathlib, time\n"
+        f"pathlib.Path({str(told)!r}).write_text(f'{{os.getpid()}}\\n')\n"
+        "time.sleep(600)\n"
+    )
+    script = (
+        "import os, pathlib\n"
+        "from killproof_chaos import pytest_runs\n"
+        "from killproof_chaos.lint import trial\n"
+        f"target, folder = {str(target)!r}, pathlib.Path({str(tmp_path)!r})\n"
+        f"if {what!r} == 'pytest':\n"
+        "    argv = pytest_runs.command(target, 'proc', 5, 1, folder / 'store')\n"
+        "    pytest_runs.perform(argv, folder / 'log', cwd=folder, environment=os.environ)\n"
+        "else:\n"
+        "    trial.perform(target, folder / 'store', 600)\n"
+    )
+    judge = subprocess.Popen([sys.executable, "-c", script])
+    try:
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while not (told.exists() and told.read_text().endswith("\n")):
+            assert time.monotonic() < deadline, "it never began"
+            time.sleep(0.02)
+        descriptor = os.pidfd_open(int(told.read_text()))
+    finally:
+        judge.kill()
+        judge.wait()
+    try:
+        ended, _, _ = select.select([descriptor], [], [], DEADLINE_SECONDS)
+    finally:
+        os.close(descriptor)
+
+    assert ended

@@ -70,7 +70,12 @@ def perform(name: str, folder: Path, seconds: float) -> Trial:
     argv = [sys.executable, "-m", "killproof_chaos.lint.trial", name, str(folder), str(seconds)]
     with open(folder / TRIAL_LOG, "wb") as log:
         process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            preexec_fn=partial(die_with_parent, os.getpid()),
         )
         try:
             has_ended(process.pid, seconds)
