@@ -85,17 +85,17 @@ async function client() {
   }
 }
 
-// The claim takes back what has run out, counts itself, and draws a new fence.
+// The claim takes back what has run out, counts itself, and draws a new fence. SQLite reads the
+// clock, when it has the lock: a lease that began during the wait for it would be over too soon.
 function claim() {
-  const now = Date.now();
   return sql(`BEGIN IMMEDIATE;
     UPDATE job SET state = 'dead', error = 'the lease ran out'
-     WHERE state = 'leased' AND until_ms < ${now} AND attempts >= max_attempts;
+     WHERE state = 'leased' AND until_ms < ${NOW} AND attempts >= max_attempts;
     UPDATE job SET state = 'leased', fence = fence + 1, attempts = attempts + 1,
-                   until_ms = ${now + LEASE_MS}
+                   until_ms = ${NOW} + ${LEASE_MS}
      WHERE id = (SELECT id FROM job
-                  WHERE (state = 'available' AND due_ms <= ${now})
-                     OR (state = 'leased' AND until_ms < ${now})
+                  WHERE (state = 'available' AND due_ms <= ${NOW})
+                     OR (state = 'leased' AND until_ms < ${NOW} AND attempts < max_attempts)
                   ORDER BY priority, due_ms, id LIMIT 1)
     RETURNING id, fence, payload;
     COMMIT;`)[0];

@@ -47,7 +47,7 @@ UPDATE job SET state = 'leased', fence = fence + 1, attempts = attempts + 1,
                until_ms = $NOW + 3000
  WHERE id = (SELECT id FROM job
               WHERE (state = 'available' AND due_ms <= $NOW)
-                 OR (state = 'leased' AND until_ms < $NOW)
+                 OR (state = 'leased' AND until_ms < $NOW AND attempts < max_attempts)
               ORDER BY priority, due_ms, id LIMIT 1)
 RETURNING id, fence, payload;
 COMMIT"

@@ -118,10 +118,11 @@ class TinyQueue:
 
     def take(self) -> Job | None:
         """Lease the first job that is free; None: there is none."""
-        now = time.time_ns() // 1_000_000
         with self.db:
-            # 2: the lock comes first, so that no two workers choose the same job.
+            # 2: the lock comes first, so that no two workers choose the same job, and only then
+            # the clock: a lease that began while the worker waited would be over too soon.
             self.db.execute("BEGIN IMMEDIATE")
+            now = time.time_ns() // 1_000_000
             self.db.execute(
                 """UPDATE job SET state = 'dead', error = 'its last worker was lost'
                     WHERE state = 'leased' AND until_ms < ? AND attempts >= ?""",

@@ -84,9 +84,9 @@ def worker(db: sqlite3.Connection) -> None:
 
 def take(db: sqlite3.Connection) -> list[tuple[int, str, int, int]]:
     """Lease the first job that is free, under the write lock; the claim counts the attempt."""
-    now = time.time_ns() // 1_000_000
     with db:
         db.execute("BEGIN IMMEDIATE")
+        now = time.time_ns() // 1_000_000  # After the wait for the lock, which is no time at work.
         db.execute(
             """UPDATE job SET state = 'dead', error = 'its last worker was lost'
                 WHERE state = 'leased' AND until_ms < ? AND attempts >= ?""",
