@@ -51,7 +51,7 @@ class GigQ(Adapter):
         promises=dict.fromkeys(cites, True) | {"P1": "process", "P2": True},
         parameters={"options": ["priority", "max_attempts"], "max_attempts": 3,
                     "lease_ms": TIMEOUT_SECONDS * 1_000, "busy_ms": 30_000,
-                    "drain_ms": 45_000, "jobs_per_second": 40},
+                    "drain_ms": 45_000, "jobs_per_second": 30},
         edges={
             "start": ("available",),
             "available": ("leased", "cancelled"),

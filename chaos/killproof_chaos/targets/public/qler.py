@@ -44,7 +44,7 @@ class Qler(Adapter):
         promises=dict.fromkeys(cites, True) | {"P1": "process", "P2": True},
         parameters={"options": ["priority"], "max_attempts": MAX_ATTEMPTS, "busy_ms": 5_000,
                     "lease_ms": LEASE_SECONDS * 1_000, "drain_ms": 45_000,
-                    "jobs_per_second": 30},
+                    "jobs_per_second": 15},
         edges={
             "start": ("available",),
             "available": ("leased",),
