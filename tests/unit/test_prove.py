@@ -158,6 +158,21 @@ def test_a_machine_without_time_is_forgiven_where_a_run_of_the_engine_had_some()
     assert lacking(case(poor, other, again)) == []
 
 
+def test_what_a_run_was_cut_short_of_is_met_by_one_that_was_not_and_by_nothing_else() -> None:
+    """An engine whose every point is owed is run again for the machine's sake, not for its own."""
+    cut = made(run("crash"), verdict("crash", P1="pass", P6="pass", missed=["ack 7"],
+                                     because=["the run was interrupted"]))  # fmt: skip
+    whole = made(run("crash", 2), verdict("crash", P1="pass", P6="pass"))
+    short = made(run("crash", 2), verdict("crash", P1="pass", P6="pass", missed=["ack 7"]))
+
+    assert record_of(case(cut))["verdict"] == "unknown"
+    assert lacking(case(cut)) == ["crash"]
+    assert record_of(case(cut, whole))["verdict"] == "pass"
+    assert record_of(case(cut, whole))["coverage"] == {"obliged": 10, "hit": 10, "missed": []}
+    assert record_of(case(short, whole))["verdict"] == "unknown"
+    assert lacking(case(short)) == []
+
+
 def test_a_budget_is_dealt_the_same_way_for_every_shard_and_each_run_once() -> None:
     alone = dealing.plan(ASKED, FACTS)
     shared = dealing.plan(replace(ASKED, shards=4), FACTS)

@@ -129,7 +129,8 @@ def lacking(case: Case) -> list[str]:
     found = []
     for name in case.plan.asked.engines:
         one = _Engine.of(case, name)
-        if one.made and (one.missed or one.reasons) and not one.is_violated:
+        can_meet = one.missed and name in _RARE  # Another's points are the same, seed or not.
+        if one.made and (can_meet or one.reasons) and not one.is_violated:
             found.append(name)
     return found
 
@@ -153,16 +154,20 @@ class _Engine:
     def of(cls, case: Case, name: str) -> "_Engine":
         """Put together what the runs of an engine say."""
         records = [one.record for one in case.made if one.engine == name and one.record is not None]
-        lists = [[str(m).removeprefix(_MISSED) for m in r["coverage"]["missed"]] for r in records]
-        sizes = [int(record["coverage"]["obliged"]) for record in records]
+        reasons = [tuple(_of_run(record)) for record in records]
+        spared = [
+            record
+            for record, each in zip(records, reasons, strict=True)
+            if not any(map(_PASSING.match, each))
+        ]
+        # Where each run owes its own points, those of one that was cut short are another's to meet.
+        owing = spared if spared and name not in _RARE else records
+        lists = [[str(m).removeprefix(_MISSED) for m in r["coverage"]["missed"]] for r in owing]
+        sizes = [int(record["coverage"]["obliged"]) for record in owing]
         missed = list(dict.fromkeys(text for each in lists for text in each))
         if name in _RARE:
             missed = [text for text in missed if all(text in each for each in lists)]
-        reasons = [tuple(_of_run(record)) for record in records]
-        is_spared = any(not any(map(_PASSING.match, each)) for each in reasons)
-        told = [
-            text for each in reasons for text in each if not (is_spared and _PASSING.match(text))
-        ]
+        told = [text for each in reasons for text in each if not (spared and _PASSING.match(text))]
         return cls(
             made=[one for one in case.made if one.engine == name and one.record is not None],
             obliged=max(sizes, default=0) if name in _RARE else sum(sizes),
