@@ -85,8 +85,8 @@ def terminal(record: Record) -> list[RenderableType]:
             Text(f"{mark} {WORDS[card['verdict']]}", style=style),
             *(_short(cells.get(number)) for number in columns(record)),
         )
-    key = "columns are promises; ✓ pass  ✗ violated  ~ unconfirmed  ? unknown  · not judged  - not"
-    lines = [f"{key} promised"]
+    key = "  ".join(f"{mark} {WORDS[word]}" for word, (mark, _) in SIGNS.items())
+    lines = [f"columns are promises; {key}"]
     for card in record["cards"]:
         lines += [f"{card['queue']}: {one_line(card['why'])}"] if card["why"] else []
         for cell in accusations(card):
@@ -152,7 +152,9 @@ def not_tested(card: Record) -> list[str]:
                 "what its workers were told: only their handlers and the file were watched"
             )
         if card["promises"].get("P1") != "power":
-            lines.append("a power cut: it does not promise that what was accepted survives one")
+            lines.append(
+                "whether what it has accepted survives a power cut: it does not promise that"
+            )
     options = card["parameters"].get("options")
     if options is not None:
         told = ", ".join(options) or "none"

@@ -9,8 +9,8 @@ Four commands, each with the folder of the queue as its last argument:
     snapshot   prints every job, one JSON object a line, with the fields of `JobRow`
 
 A request of a producer is `{"f": "enqueue", "kind", "payload", "options"}`, or `{"f": "cancel" |
-"replay" | "reap", "id"}`. The answer is `{"ok": result}`, `{"fail": text}` when it certainly did
-not happen, or `{"info": text}` when nobody knows. At the end of its input the client ends.
+"replay", "id"}`. The answer is `{"ok": result}`, `{"fail": text}` when it certainly did not happen,
+or `{"info": text}` when nobody knows. At the end of its input the client ends.
 
 All four may be one program, and `prepare` may be left out where the client makes what it misses.
 What prepare and snapshot leave running when they end is killed.

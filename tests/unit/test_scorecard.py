@@ -171,6 +171,10 @@ def test_a_card_says_the_verdict_its_command_where_it_is_promised_and_what_was_n
                  "2023-11-14"):  # fmt: skip
         assert said in text
     assert "could not be run, which says nothing of it: no &lt;version&gt; of it" in text
+    # Power is cut for each queue, for what it promises beside that.
+    assert "whether what it has accepted survives a power cut" in text
+    key = next(str(part) for part in report_scorecard.terminal(told) if "columns" in str(part))
+    assert all(mark in key for mark, _ in report_scorecard.SIGNS.values())
     assert "q.py:7 acknowledges &lt;first&gt;" in page.read_text(encoding="utf-8")
 
 
