@@ -1,7 +1,7 @@
 """The command `killproof chaos scorecard`: many queues judged the same way, a row each.
 
 Exit codes: 0 no confirmed violation and all controls pass, 1 a violation was confirmed, 2 a queue
-could not be run, a control did not pass or it was interrupted, 3 the harness failed, 64 wrong usage.
+could not be run, a control did not pass, or interrupted, 3 the harness failed, 64 wrong usage.
 """
 
 import json
