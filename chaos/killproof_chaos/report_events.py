@@ -82,7 +82,7 @@ def events_of(evidence: Evidence, story: Story, cited: set[Line]) -> list[Event]
     if times:
         events += _change_events(story, times)
     events += _deadline_events(evidence, story, times)
-    events += _fault_events(evidence, _concerned(story), cited, list(events))
+    events += _fault_events(evidence, _concerned(evidence, story, times), cited, list(events))
     return sorted(events, key=lambda event: (event.t, event.rank))
 
 
@@ -220,7 +220,9 @@ def _lease_in_audit(story: Story, claim: Operation, times: list[float]) -> tuple
     return began, math.inf
 
 
-def _concerned(story: Story) -> dict[int, tuple[float, float]]:
+def _concerned(
+    evidence: Evidence, story: Story, times: list[float]
+) -> dict[int, tuple[float, float]]:
     """Return from when to when each process had to do with the job, by pid.
 
     One that took the job and never gave it back has to do with it for good: its kill, however
@@ -240,9 +242,24 @@ def _concerned(story: Story) -> dict[int, tuple[float, float]]:
     for claim in story.claims:
         if claim.type == "ok" and given_back.get(claim.pid, 0) < claim.t:
             widen(claim.pid, claim.t, math.inf)
+    told = evidence.history.last.keys() | evidence.history.exited
     for run in story.executions:
         widen(run.pid, run.t, _last_of(run))
+        if run.pid not in told:
+            widen(run.holder, *_between_commits(story, run, times))
     return spans
+
+
+def _between_commits(story: Story, run: Execution, times: list[float]) -> tuple[float, float]:
+    """Return from when to when a worker without a history may have had the job.
+
+    From the claim before its handler to the first commit after it: a stop on either side of the
+    handler is why the worker came too late, and nothing else on record tells of it.
+    """
+    ended = _last_of(run)
+    taken = [t for t, x in zip(times, story.changes, strict=False) if x.takes and t <= run.t]
+    after = [t for t in times if t > ended]
+    return taken[-1] if taken else run.t, after[0] if after else ended
 
 
 def _last_of(run: Execution) -> float:
@@ -272,6 +289,8 @@ def _fault_pair(
     symbol, words = FAULTS.get(fault, ("✗", fault))
     known = evidence.history.processes.get(record["pid"], f"pid {record['pid']}")
     process = str(record.get("process") or known).partition("~")[0]
+    if any(event.lane == known for event in others):  # The lane of its handlers: no other name is
+        process = known  # known of a worker without a history there.
     phase = f" at {record['phase']}" if record.get("phase") else ""
     yield Event(
         t=t,

@@ -512,6 +512,37 @@ def test_a_fault_before_the_process_met_the_job_is_no_part_of_its_story(tmp_path
     assert stopped == ["w1.1"]
 
 
+def test_a_stop_around_the_handler_of_a_worker_without_a_history_is_part_of_the_story(
+    tmp_path: Path,
+) -> None:
+    """It took the job, was stopped behind its handler past its lease, and came back too late."""
+    scene = Scene(tmp_path / "store")
+    scene.call("p1.1", "enqueue", 0, 2, job=1, asked={"value": {"id": "j1", "script": ["ok"]}})
+    scene.change(1, None, "available")
+    scene.change(11, "available", "leased", 1)
+    scene.effect("w1.1", "start", 13, 1)
+    scene.effect("w1.1", "end", 14, 1, outcome="raise")
+    scene.fault("pause", 20, 700, pid=101, process="w1.1", phase="handler.end")
+    scene.change(511, "leased", "leased", 2)
+    scene.effect("w2.1", "start", 513, 2)
+    scene.effect("w2.1", "end", 514, 2, outcome="ok")
+    scene.change(515, "leased", "succeeded", 2)
+    scene.change(701, "succeeded", "available", 2)
+    scene.fault("pause", 800, 900, pid=101, process="w1.1", phase="handler.end")
+    store = scene.finish({"P7": True})
+
+    timeline = timeline_of(Evidence(store), {"job": "1", "lines": []})
+
+    assert timeline is not None
+    assert timeline.lanes == ("p1.1", "pid 101", "pid 102", "queue")
+    told = [row.event.what for row in timeline.rows if row.event.lane == "pid 101"]
+    assert told[2:] == [
+        "pid 101 is stopped (SIGSTOP) at handler.end",
+        "pid 101 goes on (SIGCONT)",
+    ]
+    assert look(timeline, "pid 101", "pid 102 starts") == "stopped"
+
+
 def test_a_long_story_keeps_its_cited_lines_and_counts_the_rest(violated: Store) -> None:
     witness = violated.read_verdict()["properties"]["P5"]["witnesses"][0]
 
