@@ -307,7 +307,7 @@ def main() -> None:
         print("killproof-effect: set KILLPROOF_EFFECTS to the folder of effects", file=sys.stderr)
         raise SystemExit(64)
     try:
-        result = run(payload, job=payload.get("job"), worker=_worker())
+        result = run(payload, job=payload.get("job"), worker=holder())
         print(json.dumps(result))
     except (ScriptedFailure, OSError, TypeError) as error:
         # A TypeError is json's answer to the result that it cannot hold.
@@ -315,7 +315,7 @@ def main() -> None:
         raise SystemExit(1) from None
 
 
-def _worker() -> int:
+def holder() -> int:
     """Return the process that has the job, which faults strike while this one lives on; 0: it died.
 
     The harness names it, for the parent may be a shell in between; and an orphan's parent is not

@@ -6,7 +6,6 @@ are its own settings.
 """
 
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
@@ -98,8 +97,8 @@ class Potatoq(Adapter):
 
 
 def handle(payload: dict[str, Any]) -> dict[str, Any]:
-    """Be the task; the supervisor is the worker of this run, and the parent of this process."""
-    return effect.run(payload, worker=os.getppid())
+    """Be the task; the supervisor is the worker of this run, and this process its child."""
+    return effect.run(payload, worker=effect.holder())
 
 
 target = Potatoq()

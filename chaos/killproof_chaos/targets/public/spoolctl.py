@@ -29,8 +29,8 @@ STATES: Final = {
 }
 #: The handler: the payload is an argument, which linux bounds (execve(2), MAX_ARG_STRLEN).
 COMMAND: Final = (
-    "import json,os,sys;from killproof_evidence import effect;"
-    "effect.run(json.loads(sys.argv[1]),worker=os.getppid())"
+    "import json,sys;from killproof_evidence import effect;"
+    "effect.run(json.loads(sys.argv[1]),worker=effect.holder())"
 )
 #: Beyond that a run would wait for the delays, which double from 2 s.
 MAX_ATTEMPTS: Final = 3
