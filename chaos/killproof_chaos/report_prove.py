@@ -29,6 +29,9 @@ WIDTH: Final = 900
 LANE: Final = 30
 LEFT: Final = 70
 COLOURS: Final = {"pass": "#009e73", "violated": "#d55e00", "unknown": "#e69f00"}
+#: In a bar, so that no reader needs the colour; where the bar has room for it.
+SIGNS: Final = {"violated": "✗", "unknown": "?"}
+SIGN_WIDE: Final = 16
 #: What every such verdict leaves open.
 LIMITS: Final = (
     "That the queue has no fault: within this budget, under these faults, none was found.",
@@ -101,14 +104,21 @@ def picture(record: Record) -> str:
         for row in (row for row in runs if row["run"]["engine"] == name):
             left = LEFT + row["began"] * scale
             colour = COLOURS.get(row["verdict"], "#59626c")
-            faint = "1" if row["run"]["owed"] else ".6"
+            # Thin, and not pale: a paler red is the orange of what is unknown.
+            tall = LANE - 10 if row["run"]["owed"] else LANE // 2 - 4
+            top = LANE * at + 6 + (LANE - 10 - tall) // 2
             told = f"{row['run']['name']}: {row['verdict']}, {row['seconds']:.0f} s"
             wide = max(row["seconds"] * scale, 2)
             parts.append(
-                f'<rect x="{left:.1f}" y="{LANE * at + 6}" width="{wide:.1f}"'
-                f' height="{LANE - 10}" rx="3" fill="{colour}" fill-opacity="{faint}">'
+                f'<rect x="{left:.1f}" y="{top}" width="{wide:.1f}"'
+                f' height="{tall}" rx="3" fill="{colour}">'
                 f"<title>{escape(told)}</title></rect>"
             )
+            if row["verdict"] in SIGNS and wide >= SIGN_WIDE:
+                parts.append(
+                    f'<text class="sign" x="{left + 4:.1f}" y="{middle - 1}">'
+                    f"{SIGNS[row['verdict']]}</text>"
+                )
     base = LANE * len(names) + 4
     parts.append(f'<path class="base" d="M{LEFT} {base}H{WIDTH - 10}"/>')
     end = LEFT + float(record["budget"]) * scale
@@ -129,11 +139,13 @@ def tiles(record: Record) -> Sequence[tuple[str, str, str]]:
     passed = sum(found["verdict"] == "pass" for found in promised)
     engines = engines_of(record)
     spent = sum(row["seconds"] for row in record["runs"])
+    parts = len(record["shards"]["here"])
+    budget = f"{record['budget']:.0f} s" if parts == 1 else f"{parts} x {record['budget']:.0f} s"
     return (
         ("promises without a violation", str(passed), f"of {len(promised)} made"),
         ("engines", str(len(engines)), ", ".join(engines)),
         ("obligations met", f"{covered['hit']:,}", f"of {covered['obliged']:,}"),
-        ("runs", str(len(record["runs"])), f"{spent:.0f} s of {record['budget']:.0f} s"),
+        ("runs", str(len(record["runs"])), f"{spent:.0f} s of {budget}"),
     )
 
 
