@@ -100,6 +100,17 @@ def test_each_engine_that_shows_a_violation_keeps_a_witness_of_it() -> None:
     assert engines[:3] == ["proc", "crash", "proc"]
 
 
+@pytest.mark.parametrize(("owed", "verdict_of_both"), [(6, "pass"), (7, "unknown")])
+def test_the_kills_of_several_runs_add_up_to_those_that_are_owed(
+    owed: int, verdict_of_both: str
+) -> None:
+    short = verdict("proc", P1="pass", P6="pass", missed=[f"{owed} kills that hit"])  # Of 3 kills.
+
+    assert record_of(case(made(run("proc"), short)))["verdict"] == "unknown"
+    both = record_of(case(made(run("proc"), short), made(run("proc", 2), short)))
+    assert both["verdict"] == verdict_of_both
+
+
 def test_what_only_one_engine_found_without_its_obligations_is_no_pass() -> None:
     missed = verdict("proc", P1="pass", P6="pass", missed=["kill@claim.locked"])
     short = record_of(case(made(run("proc"), missed)))

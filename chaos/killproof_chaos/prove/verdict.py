@@ -30,6 +30,8 @@ Record = Mapping[str, Any]
 #: Reasons of a run that are told otherwise here: by engine, and by promise.
 _MISSED: Final = "obligation missed: "
 _OF_PROMISE: Final = re.compile(r"P\d+(, P\d+)*: ")
+#: An obligation that is a number of faults: runs add up to it.
+_COUNT_OWED: Final = re.compile(r"(\d+) (kills|pauses) that hit")
 #: Of the machine or the hour, and forgiven where a run of the same engine was spared them.
 _PASSING: Final = re.compile(r"(the supervisor was starved|the run was interrupted|stopped by a)")
 POWER: Final = "power"
@@ -167,6 +169,7 @@ class _Engine:
         missed = list(dict.fromkeys(text for each in lists for text in each))
         if name in _RARE:
             missed = [text for text in missed if all(text in each for each in lists)]
+            missed = [text for text in missed if not _are_enough(text, records)]
         told = [text for each in reasons for text in each if not (spared and _PASSING.match(text))]
         return cls(
             made=[one for one in case.made if one.engine == name and one.record is not None],
@@ -175,6 +178,14 @@ class _Engine:
             reasons=tuple(dict.fromkeys(told)),
             is_violated=any(record["verdict"] == VIOLATED for record in records),
         )
+
+
+def _are_enough(text: str, records: Iterable[Record]) -> bool:
+    """Say whether the runs together have the count that each of them has missed."""
+    match = _COUNT_OWED.fullmatch(text)
+    if match is None:
+        return False
+    return sum(record["counts"].get(match[2], 0) for record in records) >= int(match[1])
 
 
 def _of_run(record: Record) -> Iterator[str]:
