@@ -51,7 +51,7 @@ class Cairnq(Adapter):
             "lease_ms": LEASE_MS,
             "busy_ms": 5_000,
             "drain_ms": 45_000,
-            "jobs_per_second": 25,
+            "jobs_per_second": 40,
         },
         edges={
             "start": ("available",),

@@ -46,7 +46,7 @@ class PulseQueue(Adapter):
         promises=dict.fromkeys(cites, True) | {"P1": "process", "P2": True},
         parameters={"options": ["priority", "delay", "max_attempts"], "busy_ms": 5_000,
                     "lease_ms": int(LEASE_SECONDS * 1_000), "drain_ms": 25_000,
-                    "jobs_per_second": 30},
+                    "jobs_per_second": 50},
         edges={
             "start": ("available",),
             "available": ("leased",),

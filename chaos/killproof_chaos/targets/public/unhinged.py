@@ -46,7 +46,7 @@ class Unhinged(Adapter):
     contract = Contract(
         promises=dict.fromkeys(cites, True) | {"P1": "power", "P2": True},
         parameters={"options": ["key", "max_attempts"], "lease_ms": CLAIM_SECONDS * 1_000,
-                    "busy_ms": 5_000, "drain_ms": 45_000, "jobs_per_second": 20},
+                    "busy_ms": 5_000, "drain_ms": 45_000, "jobs_per_second": 40},
         edges={
             "start": ("available",),
             "available": ("leased",),
