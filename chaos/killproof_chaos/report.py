@@ -128,6 +128,19 @@ def render(store: Store) -> str:
     return text
 
 
+def pages(chars_max: int = BUDGETS[0].chars) -> Environment:
+    """Return the environment of all pages: what is shown is escaped and cut, and must be there."""
+    return Environment(
+        loader=PackageLoader("killproof_chaos"),
+        autoescape=True,
+        finalize=partial(clean, chars_max=chars_max),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+
+
 def clean(value: object, chars_max: int = BUDGETS[0].chars) -> object:
     r"""Make a text fit to be shown; everything else stays as it is.
 
@@ -185,15 +198,7 @@ def _page(
     broken: Sequence[Broken],
     chars_max: int,
 ) -> str:
-    environment = Environment(
-        loader=PackageLoader("killproof_chaos"),
-        autoescape=True,
-        finalize=partial(clean, chars_max=chars_max),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+    environment = pages(chars_max)
     environment.filters |= {"ms": report_words.duration, "counted": summary.counted}
     reasons, reasons_left_out = report_words.reasons(record)
     bound = evidence.contract.parameters.get("recovery_ms")

@@ -6,12 +6,10 @@ page that opens without a network, and says the same without colour.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any, Final
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from killproof_chaos import report, report_words, summary
@@ -68,15 +66,7 @@ def write_report(store: Path) -> Path:
 def render(store: Store) -> str:
     """Return the page."""
     record, run = store.read_verdict(), store.read_run()
-    environment = Environment(
-        loader=PackageLoader("killproof_chaos"),
-        autoescape=True,
-        finalize=partial(report.clean, chars_max=report.BUDGETS[0].chars),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+    environment = report.pages()
     points = [point for _, point in store.read(store.path / "points.jsonl") if point is not None]
     worth_telling = [point for point in points if point["verdict"] != PASS]
     worth_telling.sort(key=lambda point: WORST.index(point["verdict"]))

@@ -6,11 +6,9 @@ store holds may be hostile, so every text passes through the template's escaping
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from killproof_chaos import report, report_words, summary
@@ -81,15 +79,7 @@ def render(store: Store) -> str:
     tapes, _ = tapes_of(recording)
     tape = tapes.get(World.HAPPENED) or next(iter(tapes.values()))
     saved = json.loads((store.path / POINTS).read_text(encoding="utf-8"))
-    environment = Environment(
-        loader=PackageLoader("killproof_chaos"),
-        autoescape=True,
-        finalize=partial(report.clean, chars_max=report.BUDGETS[0].chars),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+    environment = report.pages()
     lost = record["properties"]["P1"].get("figures") or {}
     return environment.get_template("disk.html.j2").render(
         record=record,

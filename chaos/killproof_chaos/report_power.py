@@ -5,11 +5,9 @@ without a network and runs no script; what a colour says, a number in the same c
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from rich import box
 from rich.console import RenderableType
@@ -335,15 +333,7 @@ def _checkers(record: Record) -> str:
 
 def render(record: Record) -> str:
     """Return the page."""
-    environment = Environment(
-        loader=PackageLoader("killproof_chaos"),
-        autoescape=True,
-        finalize=partial(report.clean, chars_max=report.BUDGETS[0].chars),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+    environment = report.pages()
     environment.filters["s"] = seconds_of
     environment.globals["rate_of"] = rate_of
     queues = sorted(record["queues"], key=lambda queue: (_number(queue), queue["name"]))

@@ -5,11 +5,9 @@ page of each run, which lies beside it.
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from killproof_chaos import report, report_words
@@ -230,15 +228,7 @@ def commands(record: Record) -> list[tuple[str, str, str]]:
 
 def render(record: Record, run: Record, pages: Mapping[str, str]) -> str:
     """Return the page."""
-    environment = Environment(
-        loader=PackageLoader("killproof_chaos"),
-        autoescape=True,
-        finalize=partial(report.clean, chars_max=report.BUDGETS[0].chars),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+    environment = report.pages()
     return environment.get_template("prove.html.j2").render(
         record=record,
         sentence=sentence(record),

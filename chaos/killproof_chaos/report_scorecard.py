@@ -7,11 +7,9 @@ promise that it does not make is no fault, and each accusation has the command t
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -320,15 +318,7 @@ def note_of(card: Record, number: str, record: Record) -> str:
 
 def render(record: Record) -> str:
     """Return the page."""
-    environment = Environment(
-        loader=PackageLoader("killproof_chaos"),
-        autoescape=True,
-        finalize=partial(report.clean, chars_max=report.BUDGETS[0].chars),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+    environment = report.pages()
     return environment.get_template("scorecard.html.j2").render(
         record=record,
         sentence=sentence(record),

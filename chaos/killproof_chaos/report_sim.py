@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from killproof_chaos import report, report_words, summary
 from killproof_chaos.sim.story import HEALER
 from killproof_evidence.judge import render_rows
@@ -82,15 +80,7 @@ def write_report(store: Path) -> Path:
 def render(store: Store) -> str:
     """Return the page."""
     record, run = store.read_verdict(), store.read_run()
-    environment = Environment(
-        loader=PackageLoader("killproof_chaos"),
-        autoescape=True,
-        finalize=report.clean,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+    environment = report.pages()
     environment.filters |= {"counted": summary.counted}
     # Not at the top: the command's figures need the simulator, which a reader of reports does not.
     from killproof_chaos.sim import result
