@@ -51,7 +51,7 @@ def merge(
         "replay": f"{' '.join(plain)} --shard i/{reading.count_of(first)}",
         "started": min(shard.run["started"] for shard in found),
         "ended": max(shard.run.get("ended", time.time()) for shard in found),
-        "interrupted": any(shard.run.get("interrupted") for shard in found),
+        "interrupted": any(shard.run.get("interrupted") or shard.is_cut for shard in found),
         reading.HERE: numbers,
     }
     place.write_run(run)

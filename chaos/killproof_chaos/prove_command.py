@@ -131,6 +131,8 @@ def perform(
         "shard": number, "version": version("killproof"), "code": code_of(asked.target),
     }  # fmt: skip
     place.write_contract(target.contract)
+    # Whoever is killed has found what it has found: its shard can be merged, as one that was ended.
+    place.write_run(run | {"ended": started, "interrupted": True})
 
     def more(outcomes: Sequence[Outcome]) -> Run | None:
         """Say which engine could do with one more run; None: nothing that was owed is open."""

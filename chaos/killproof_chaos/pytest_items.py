@@ -95,6 +95,13 @@ class Plugin:
         key = (target, engine)
         if key not in self.seen:
             place = self.folder / pytest_runs.folder_of(target, engine)
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise Judgement(
+                    f"{self.folder} cannot be made ({error.strerror}): give --killproof-store a "
+                    "folder on a disk that can be written"
+                ) from None
             argv = pytest_runs.command(target, engine, self.seconds, self.seed, place)
             log = place.with_name(f"{place.name}.log")
             self.seen[key] = pytest_runs.once(
@@ -199,7 +206,7 @@ class PromiseItem(pytest.Item):
         acting = self._judged.acting
         outcome = acting.outcome(self._judged.target, self._judged.engine)
         verdict, text = told(outcome, self._number)
-        if verdict == VIOLATED or (verdict == UNKNOWN and acting.unknown_fails):
+        if is_failure(outcome, verdict, unknown_fails=acting.unknown_fails):
             place = pytest_runs.folder_of(self._judged.target, self._judged.engine)
             raise Judgement(f"{text}\nevidence: {acting.folder / place}")
         if verdict != PASS:
@@ -216,6 +223,16 @@ class PromiseItem(pytest.Item):
     def reportinfo(self) -> tuple[Path, None, str]:
         """Return where the test stands: it has no line."""
         return self.path, None, self.nodeid
+
+
+def is_failure(outcome: Outcome, verdict: str, *, unknown_fails: bool) -> bool:
+    """Say whether the test of a promise fails.
+
+    Without a record nothing was judged, for a mistyped target for example: that is no `unknown`
+    that a project has chosen to let pass.
+    """
+    is_judged = outcome.record is not None
+    return verdict == VIOLATED or (verdict == UNKNOWN and (unknown_fails or not is_judged))
 
 
 def told(outcome: Outcome, number: str | None) -> tuple[str, str]:

@@ -97,7 +97,7 @@ def read(kept: Path) -> Outcome | None:
     """Read an outcome; None: there is none yet."""
     try:
         return Outcome(**json.loads(kept.read_text(encoding="utf-8")))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
 
 

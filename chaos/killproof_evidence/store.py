@@ -54,8 +54,11 @@ class Store:
         try:
             if place.exists() and (not place.is_dir() or any(place.iterdir())):
                 raise StoreError(f"store {str(path)!r} is not empty: give a new folder")
+            place.mkdir(parents=True, exist_ok=True)
             for name in ("history", "effects", "db"):
-                (place / name).mkdir(parents=True, exist_ok=True)
+                (place / name).mkdir()  # Of two that have found it empty, one makes it.
+        except FileExistsError:
+            raise StoreError(f"store {str(path)!r} is in use: give a new folder") from None
         except OSError as error:
             raise StoreError(
                 f"store {str(path)!r} cannot be made ({error.strerror}): give a new folder on a "

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from killproof_chaos import pytest_runs
-from killproof_chaos.pytest_items import told
+from killproof_chaos.pytest_items import is_failure, told
 from killproof_chaos.pytest_runs import Outcome
 
 pytest_plugins = ["pytester"]
@@ -120,19 +120,34 @@ def outcome_of(found: dict[str, Any] | None, words: str = "", code: int = 2) -> 
     return Outcome(argv=["killproof", "chaos", "run"], code=code, record=found, words=words)
 
 
-def test_tests_are_chosen_by_marker_and_name_and_unknown_is_what_the_project_says(
+def test_tests_are_chosen_by_marker_and_name_and_a_target_that_is_not_there_fails_them(
     pytester: pytest.Pytester,
 ) -> None:
     """No such target: the run gives no verdict, and nobody knows anything."""
-    asked = ("--killproof-target=nobody.s:target", *ALONE, "-rs")
-    failing = pytester.runpytest_inprocess(*asked, "-m", "killproof(promise='P2')")
+    asked = ("--killproof-target=nobody.s:target", "-okillproof_unknown=skip", *ALONE)
+    chosen = ("-k", "nobody", "-m", "killproof(promise='P2')")
+    failing = pytester.runpytest_inprocess(*asked, *chosen)
     failing.assert_outcomes(failed=1, deselected=24)
     failing.stdout.fnmatch_lines(["unknown: no verdict, exit code 64: killproof: *nobody.s*"])
 
-    skipping = ("-okillproof_unknown=skip", "-k", "proc and nobody")
-    skipped = pytester.runpytest_inprocess(*asked, *skipping)
-    skipped.assert_outcomes(skipped=1, deselected=24)
-    skipped.stdout.fnmatch_lines(["SKIPPED * unknown: no verdict, exit code 64: killproof: *"])
+
+def test_unknown_is_what_the_project_says_and_no_verdict_at_all_fails() -> None:
+    judged, none = outcome_of(record()), outcome_of(None, code=64)
+
+    assert [
+        is_failure(outcome, "unknown", unknown_fails=fails)
+        for outcome in (judged, none)
+        for fails in (True, False)
+    ] == [True, False, True, True]
+
+
+def test_a_store_that_cannot_be_made_is_told_in_a_line(pytester: pytest.Pytester) -> None:
+    pytester.path.joinpath("file").write_text("")
+    asked = ("--killproof-target=minimal", "--killproof-store=file", *ALONE)
+    ran = pytester.runpytest_inprocess(*asked, "-m", "killproof(promise='P2')")
+    ran.assert_outcomes(failed=1, deselected=24)
+    ran.stdout.fnmatch_lines(["* cannot be made (Not a directory): give --killproof-store a *"])
+    ran.stdout.no_fnmatch_line("*Traceback*")
 
 
 def test_a_run_without_a_verdict_is_no_pass_of_anything() -> None:

@@ -84,7 +84,7 @@ def test_a_contract_that_cannot_be_judged_is_told_what_it_lacks(
         ("P2 = true", "lease_ms = nan", "lease_ms = nan must be a number above 0"),
         ("P2 = true", "max_attempts = 2.5", "max_attempts = 2.5 must be a whole number"),
         ("P2 = true", "limits = 3", "limits = 3 must be a table"),
-        ("P2 = true", "options = [1]", "options = [1] must be a list of names"),
+        ("P2 = true", "options = [[]]", "options = [[]] must be a list of names"),
     ],
 )
 def test_a_contract_with_a_word_or_number_that_is_none_is_linted_and_never_judged_on(

@@ -21,7 +21,7 @@ from killproof_evidence.contract import Contract
 from killproof_evidence.finding import WITNESSES_MAX
 from killproof_evidence.judge import PROPERTIES
 from killproof_evidence.records import RecordWriter
-from killproof_evidence.store import Store, write_json
+from killproof_evidence.store import Store, StoreError, write_json
 
 FACTS = Facts(name="killproof", level=3, phases=54, operations=55, has_steps=True)
 PUBLIC = Facts(name="litequeue", level=1, phases=3, operations=2, has_steps=False)
@@ -282,6 +282,44 @@ def test_a_shard_of_another_campaign_is_refused(
         stores.refuse([stores.read(one), stores.read(other)])
     with pytest.raises(ValueError, match="shard 1 is there twice"):
         stores.refuse([stores.read(one), stores.read(one)])
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("run.json", '{"engine": "prove", "plan": 3}'),
+        ("run.json", '{"engine": "prove", "plan"'),
+        ("outcomes.jsonl", "{}\n"),
+        ("outcomes.jsonl", "rubbish\n{}\n"),
+        ("outcomes.jsonl", '{"run": {"name": "../x"}}\n'),
+        ("outcomes.jsonl", None),  # The line of the run twice: its kills would count double.
+    ],
+)
+def test_a_shard_that_is_damaged_is_refused_by_its_name(
+    tmp_path: Path, file: str, text: str | None
+) -> None:
+    place = shard_store(tmp_path / "one", 1, verdict("proc", P1="pass", P6="pass"))
+    path = place / file
+    path.write_text(path.read_text("utf-8") * 2 if text is None else text, "utf-8")
+
+    with pytest.raises(StoreError, match="one"):
+        stores.read(place)
+
+
+def test_a_shard_whose_process_was_killed_or_whose_run_cannot_be_read_is_unknown(
+    tmp_path: Path,
+) -> None:
+    good = verdict("proc", P1="pass", P6="pass")
+    killed, unread = (shard_store(tmp_path / name, 1, good) for name in ("killed", "unread"))
+    with (killed / "outcomes.jsonl").open("a") as log:
+        log.write('{"run": {"na')
+    (unread / "runs/01-proc/verdict.json").write_text("{}", "utf-8")
+
+    told = [record_of(stores.case_of([stores.read(place)])) for place in (killed, unread)]
+
+    assert [each["verdict"] for each in told] == ["unknown", "unknown"]
+    assert "the run was interrupted" in told[0]["unknown_because"]
+    assert any("lacks counts" in each for each in told[1]["unknown_because"])
 
 
 def test_another_script_beside_an_adapter_is_other_code(tmp_path: Path) -> None:

@@ -120,8 +120,8 @@ def _parameters(contract: Contract) -> Iterator[Remark]:
 
 def _asked(contract: Contract) -> Sequence[str]:
     """Return the options of an enqueue; of a value that is no list nothing can be said."""
-    found = contract.parameters.get("options", OPTIONS_ALL)
-    return found if isinstance(found, list | tuple) else ()
+    found = contract.parameters.get("options", [*OPTIONS_ALL])
+    return [each for each in found if isinstance(each, str)] if isinstance(found, list) else ()
 
 
 def _options(contract: Contract) -> Iterator[Remark]:
@@ -130,7 +130,7 @@ def _options(contract: Contract) -> Iterator[Remark]:
         yield note("contract", f"parameters.options is missing: a run asks enqueues for {asked}")
         return
     known = {*OPTIONS_ALL, *CAPABILITIES}
-    unknown = sorted(str(name) for name in _asked(contract) if name not in known)
+    unknown = sorted(name for name in _asked(contract) if name not in known)
     if unknown:
         yield problem(
             "contract",

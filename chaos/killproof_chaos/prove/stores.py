@@ -5,6 +5,7 @@ store; `outcomes.jsonl` has a line for each. Shards of anything else are refused
 would be taken for this one's.
 """
 
+import re
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,11 @@ from killproof_evidence.store import Store, StoreError
 KEPT: Final = ("run.json", "verdict.json", "contract.toml", "plan.json", "report.html")
 #: Of a merged store's run.json: the shards that are in it.
 HERE: Final = "shards_here"
+#: What a verdict on all runs takes of that of each.
+NEEDED: Final = frozenset(
+    {"verdict", "unknown_because", "properties", "coverage", "counts", "jobs", "replay"}
+)
+RUN_NAME: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z-]*")
 #: What shards must have in common, and the word for it.
 COMMON: Final = (
     ("target", "target"),
@@ -39,6 +45,7 @@ class Shard:
     path: Path
     run: Mapping[str, Any]  #: run.json
     outcomes: Sequence[Outcome]
+    is_cut: bool = False  #: the line of a run was being written when the process was killed
 
     @property
     def number(self) -> int:
@@ -60,12 +67,40 @@ def read(folder: Path) -> Shard:
             f"{str(folder)!r} is a run of {run.get('engine')!r}: give a store that "
             "`killproof chaos prove` has made"
         )
-    lines = (record for _, record in store.read(folder / OUTCOMES))
-    return Shard(
-        path=folder,
-        run=run,
-        outcomes=[Outcome.of_record(line) for line in lines if line is not None],
-    )
+    try:
+        outcomes, is_cut = _outcomes(store)
+        Plan.of_record(run["plan"])
+        shard = Shard(path=folder, run=run, outcomes=outcomes, is_cut=is_cut)
+        if not (shard.number > 0 and isinstance(run["argv"], list) and run["started"] >= 0):
+            raise ValueError("run.json has a field that is none")
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        # Whatever a file says that was cut, or put together by hand: it is no store to judge by.
+        raise StoreError(
+            f"{str(folder)!r} is damaged, {type(error).__name__}: {error}: leave it out, or make "
+            "this shard again"
+        ) from None
+    return shard
+
+
+def _outcomes(store: Store) -> tuple[list[Outcome], bool]:
+    """Read the lines of all runs; True: the last was being written when the process was killed.
+
+    Raises:
+        ValueError: another line is none, or a run is there twice or has a name that is none.
+    """
+    lines = list(store.read(store.path / OUTCOMES))
+    is_cut = bool(lines) and lines[-1][1] is None
+    outcomes = []
+    for number, line in lines[: len(lines) - is_cut]:
+        if line is None:
+            raise ValueError(f"line {number} of {OUTCOMES} is no JSON object")
+        outcomes.append(Outcome.of_record(line))
+    names = [outcome.run.name for outcome in outcomes]
+    for name in names:
+        # It becomes a folder's name, also in the merged store.
+        if not RUN_NAME.fullmatch(name) or names.count(name) > 1:
+            raise ValueError(f"{OUTCOMES} has the run {name!r} twice, or it is no name")
+    return outcomes, is_cut
 
 
 def made_of(shard: Shard) -> list[Made]:
@@ -75,12 +110,19 @@ def made_of(shard: Shard) -> list[Made]:
         record = None
         if outcome.verdict != FAILED:
             try:
-                record = Store(shard.path / RUNS / outcome.run.name).read_verdict()
+                record = _verdict_of(Store(shard.path / RUNS / outcome.run.name))
             except StoreError as error:
                 changed = {**outcome.record(), "verdict": FAILED, "why": str(error)}
                 outcome = Outcome.of_record(changed)
         found.append(Made(outcome=outcome, record=record))
     return found
+
+
+def _verdict_of(place: Store) -> dict[str, Any]:
+    record = place.read_verdict()
+    if lacking := NEEDED - record.keys():
+        raise StoreError(f"{place.verdict} lacks {', '.join(sorted(lacking))}")
+    return record
 
 
 def case_of(shards: Sequence[Shard]) -> Case:
@@ -95,7 +137,7 @@ def case_of(shards: Sequence[Shard]) -> Case:
         contract=Store(first.path).read_contract(),
         made=[made for shard in shards for made in made_of(shard)],
         shards=tuple(here or [first.number]),
-        interrupted=any(shard.run.get("interrupted") for shard in shards),
+        interrupted=any(shard.run.get("interrupted") or shard.is_cut for shard in shards),
     )
 
 
