@@ -153,6 +153,9 @@ def not_tested(card: Record) -> list[str]:
             lines.append(
                 "whether what it has accepted survives a power cut: it does not promise that"
             )
+    if (most := card["parameters"].get("workers_max")) is not None:
+        workers = "one worker" if most == 1 else f"{most} workers"
+        lines.append(f"more than {workers} at a time, for which it is not made")
     options = card["parameters"].get("options")
     if options is not None:
         told = ", ".join(options) or "none"

@@ -27,12 +27,12 @@ from killproof_chaos.command import (
     harness,
     within,
 )
+from killproof_chaos.prove_command import SEED_MAX
 from killproof_chaos.resuming import alone, place_of
 from killproof_chaos.sim_command import seconds_of
 from killproof_evidence.store import write_json
 
 RECORD: Final = "scorecard.json"
-SEED_MAX: Final = 2**31 - 1 - 1_000_000
 
 
 def scorecard(

@@ -135,7 +135,8 @@ def card(name: str, *, control: bool = False, **found: str) -> dict[str, Any]:
         "queue": name, "control": control, "packages": [f"{name} 1.0"],
         "runs_on": {"runtime": "Node v20.1", "sqlite": "3.40.1", "packages": []},
         "level": 1, "history": False, "promises": {"P1": "process", "P6": True},
-        "parameters": {"options": ["delay"], "lease_ms": 3_000}, "cites": {}, "why": "",
+        "parameters": {"options": ["delay"], "lease_ms": 3_000, "workers_max": 1}, "cites": {},
+        "why": "",
         "verdict": word_of(cells), "cells": [asdict(cell) for cell in cells],
         "record": {"tried": "212 kills", "left_out": {}, "runs": [RUN], "environment": {}},
     }  # fmt: skip
@@ -171,6 +172,7 @@ def test_a_card_says_the_verdict_its_command_where_it_is_promised_and_what_was_n
                  "2023-11-14"):  # fmt: skip
         assert said in text
     assert "could not be run, which says nothing of it: no &lt;version&gt; of it" in text
+    assert "more than one worker at a time, for which it is not made" in text
     # Power is cut for each queue, for what it promises beside that.
     assert "whether what it has accepted survives a power cut" in text
     key = next(str(part) for part in report_scorecard.terminal(told) if "columns" in str(part))
