@@ -114,6 +114,27 @@ def test_an_attempt_that_the_job_has_left_lasts_as_long_as_its_lease(
     assert run.verdict("P17") == verdict
 
 
+@pytest.mark.parametrize(
+    ("rest_ms", "verdict"), [(None, "unknown"), (9_000, "unknown"), (11_000, "violated")]
+)
+def test_a_queue_that_leaves_no_record_stands_still_until_its_workers_are_asked_to_end(
+    run: "Run", producer: "Process", worker: "Process", rest_ms: int | None, verdict: str
+) -> None:
+    """Its worker keeps no history and has no job: nothing is on record from then on."""
+    producer.alive = worker.alive = False
+    job = producer.enqueues("a")
+    worker.starts(job, attempt=1, fence=1)
+    run.strikes("term", worker)  # Before the heal it is a fault, and no end.
+    run.heals()
+    if rest_ms is not None:
+        run.passes(rest_ms)
+        run.strikes("term", worker)
+        run.passes(5_000)
+        run.strikes("term", producer)
+
+    assert run.verdict("P17") == verdict
+
+
 # --- P18.
 
 

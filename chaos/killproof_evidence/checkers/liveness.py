@@ -30,23 +30,24 @@ def eventual_termination(evidence: Evidence) -> Finding:
         tally.missing("the run has no heal phase")
         return tally.finding("")
     drain_ms = evidence.contract.parameters.get("drain_ms", DRAIN_MS_DEFAULT)
+    until = _until(evidence, heal.t)
     for story in evidence.stories:
         enqueue = story.acknowledged()
         if enqueue is None or story.row is None or story.told("cancel"):
             continue
         tally.checked += 1
         state = story.row.state
-        if state in TERMINAL or state in PARKED or _is_early(evidence, story, state):
+        if state in TERMINAL or state in PARKED or _is_early(evidence, story, state, until):
             continue
         since = max(heal.t, enqueue.t if enqueue.t_end is None else enqueue.t_end)
-        waited_ns = evidence.t_last - since - evidence.stalled_ns(since, evidence.t_last)
+        waited_ns = until - since - evidence.stalled_ns(since, until)
         if waited_ns < drain_ms * 1_000_000:
             tally.missing(
                 f"job {story.label} is unfinished, and had {waited_ns / 1e9:.1f} s without faults "
                 f"of the {drain_ms / 1e3:.1f} s that a queue gets"
             )
             continue
-        if excuse := _is_coming(evidence, story, state, heal.t):
+        if excuse := _is_coming(evidence, story, state, heal.t, until):
             tally.missing(f"job {story.label} is unfinished, and {excuse}")
             continue
         tally.violate(
@@ -62,7 +63,16 @@ def eventual_termination(evidence: Evidence) -> Finding:
     return tally.finding("no acknowledged job is in the snapshot")
 
 
-def _is_coming(evidence: Evidence, story: Story, state: str, heal: int) -> str | None:
+def _until(evidence: Evidence, heal: int) -> int:
+    """Return when the queue's time was over: when its workers were asked to end.
+
+    The last record is no measure: workers without a history that stand still leave none.
+    """
+    asked = (fault.t for fault in evidence.faults if fault.fault == "term" and fault.t > heal)
+    return max(evidence.t_last, min(asked, default=0))
+
+
+def _is_coming(evidence: Evidence, story: Story, state: str, heal: int, until: int) -> str | None:
     """Say what the job was still waiting for that comes by itself; None: nothing.
 
     A slow machine has a long backlog, and an attempt whose worker has died lasts as long as its
@@ -71,7 +81,7 @@ def _is_coming(evidence: Evidence, story: Story, state: str, heal: int) -> str |
     lease_ms, maximum = evidence.lease_ms(story), evidence.max_attempts(story)
     waits = state != "leased"
     if state == "leased" and story.executions and lease_ms is not None and maximum is not None:
-        since_ns = evidence.t_last - story.executions[-1].t
+        since_ns = until - story.executions[-1].t
         if len(story.executions) <= maximum and since_ns < lease_ms * 1_000_000:
             return f"its attempt {len(story.executions)} of {maximum} began less than a lease ago"
         # Its lease has run out a moment ago: it waits behind the others for somebody to come.
@@ -80,19 +90,19 @@ def _is_coming(evidence: Evidence, story: Story, state: str, heal: int) -> str |
         return None
     begun = (other for other in evidence.stories if other.executions and other is not story)
     latest = max((other.executions[0].t for other in begun), default=heal)
-    if evidence.t_last - latest < (evidence.t_last - heal) * BACKLOG_SHARE:
+    if until - latest < (until - heal) * BACKLOG_SHARE:
         return "the queue came to other jobs for the first time until the end"
     return None
 
 
-def _is_early(evidence: Evidence, story: Story, state: str) -> bool:
+def _is_early(evidence: Evidence, story: Story, state: str, until: int) -> bool:
     """Say whether the job was not due yet at the end of the run."""
     if state == "leased" or story.row is None:
         return False
     due = evidence.moment(story.row.due_ms) if story.row.due_ms is not None else None
     if due is None:
         due = story.enqueues[0].t + (story.asked.get("delay_ms") or 0) * 1_000_000
-    return due > evidence.t_last
+    return due > until
 
 
 def bounded_recovery(evidence: Evidence) -> Finding:
