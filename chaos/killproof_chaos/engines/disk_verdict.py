@@ -178,7 +178,7 @@ def obligations(target: Target, facts: disk_words.Facts, findings: Findings) -> 
             "a nack was acknowledged": noted["nack"] > 0,
             "a job went to the dead letters": dead,
         }
-    if promised("P6") == "transaction":
+    if promised("P6") == "transaction" and keeps_history(target):
         acked = {fact.job for fact in told if fact.f == "ack"}
         owed["an effect shared the transaction of its ack"] = bool(acked & in_table)
     if promised("P12"):
