@@ -388,6 +388,19 @@ def test_where_at_most_once_is_promised_a_job_may_go_with_who_took_it_and_not_wi
     assert run.verdict("P1") == ("violated" if lost else "pass")
 
 
+def test_a_producer_that_was_killed_had_no_job_in_hand_that_could_go_with_it(
+    run: "Run", producer: "Process"
+) -> None:
+    run.promises["P6"] = "at-most-once"
+    run.edges["available"] = ("deleted",)
+    job = producer.enqueues("a")
+    run.commits(job, None)
+    job.rows = 0
+    run.kills(producer)
+
+    assert run.verdict("P1") == "violated"
+
+
 @pytest.mark.parametrize(("level", "verdict"), [("at-most-once", "violated"), (True, "pass")])
 def test_no_death_excuses_a_second_start_where_at_most_once_is_promised(
     run: "Run",

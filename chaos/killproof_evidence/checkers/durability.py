@@ -62,8 +62,10 @@ def _was_taken_for_good(evidence: Evidence, story: Story) -> bool:
 
 
 def _check_vanished(evidence: Evidence, tally: Tally, vanished: list[Story]) -> None:
-    """Of the jobs that are gone and never started, each needs a process that died with it."""
-    deaths = len(evidence.killed) + len(evidence.self_ended)
+    """Of the jobs that are gone and never started, each needs a worker that died with it."""
+    # Who puts jobs in takes none out.
+    producers = {op.pid for op in evidence.history.operations if op.f == "enqueue"}
+    deaths = len((evidence.killed.keys() | evidence.self_ended.keys()) - producers)
     for story in vanished[deaths:]:
         enqueue = story.acknowledged()
         assert enqueue is not None
