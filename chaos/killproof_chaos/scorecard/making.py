@@ -46,7 +46,7 @@ LIMIT_TIMES: Final = 4.0
 LIMIT_SECONDS_MIN: Final = 120.0
 
 #: Times the budget, within which what is owed may begin, and be made again where it missed much.
-PATIENCE: Final = 2.0
+PATIENCE: Final = 1.5
 
 Say = Callable[[str], None]
 
