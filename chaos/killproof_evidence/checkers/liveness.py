@@ -67,9 +67,10 @@ def _until(evidence: Evidence, heal: int) -> int:
     """Return when the queue's time was over: when its workers were asked to end.
 
     The last record is no measure: workers without a history that stand still leave none.
+    Producers are asked at the heal already, and the workers, all at once, when the time is over.
     """
     asked = (fault.t for fault in evidence.faults if fault.fault == "term" and fault.t > heal)
-    return max(evidence.t_last, min(asked, default=0))
+    return max([evidence.t_last, *asked])
 
 
 def _is_coming(evidence: Evidence, story: Story, state: str, heal: int, until: int) -> str | None:
