@@ -88,11 +88,20 @@ class Ending:
 
     def __post_init__(self) -> None:
         """Refuse a place for the XML that cannot be written, before the run and not after it."""
-        junit = self.junit
-        if junit is not None and (junit.is_dir() or not os.access(junit.parent, os.W_OK)):
-            raise ValueError(
-                f"--junit {str(junit)!r} cannot be written: give a file in a folder of yours"
-            )
+        if self.junit is not None:
+            refuse_unwritable("--junit", self.junit)
+
+
+def refuse_unwritable(option: str, file: Path) -> None:
+    """Refuse the place of a report before the run that it is about.
+
+    Raises:
+        ValueError: it cannot be written; the message names the option and the place.
+    """
+    if file.is_dir() or not os.access(file.parent, os.W_OK):
+        raise ValueError(
+            f"{option} {str(file)!r} cannot be written: give a file in a folder of yours"
+        )
 
 
 def import_engines() -> None:

@@ -25,6 +25,7 @@ from killproof_chaos.command import (
     StoreOption,
     console,
     harness,
+    refuse_unwritable,
     within,
 )
 from killproof_chaos.prove_command import SEED_MAX
@@ -68,6 +69,8 @@ def scorecard(
     )
     rows.names(asked.only)  # Refuses before a store is made.
     remarks = _notes(notes)
+    if report is not None:
+        refuse_unwritable("--report", report)
     folder = place_of(store, "scorecard")
     with alone(folder), harness(), _Progress() as progress:
         cards, interrupted = making.make(asked, folder, progress.show)

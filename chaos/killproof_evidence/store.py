@@ -18,6 +18,7 @@ verdict.json        what the checkers found
 import json
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -205,8 +206,13 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
     # ASCII: a queue's error text may hold a lone surrogate, which UTF-8 cannot.
     text = json.dumps(value, indent=2) + "\n"
     part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except BaseException:
+        with suppress(OSError):  # What matters is why it could not be written.
+            part.unlink(missing_ok=True)
+        raise
 
 
 def _object(path: Path) -> dict[str, Any]:

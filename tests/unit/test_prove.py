@@ -322,6 +322,15 @@ def test_a_shard_whose_process_was_killed_or_whose_run_cannot_be_read_is_unknown
     assert any("lacks counts" in each for each in told[1]["unknown_because"])
 
 
+def test_a_record_that_cannot_be_written_leaves_the_old_one_and_no_half(tmp_path: Path) -> None:
+    """Here it cannot because a folder is in its place; a full disk ends it the same way."""
+    (tmp_path / "verdict.json").mkdir()
+
+    with pytest.raises(OSError, match="verdict.json"):
+        write_json(tmp_path / "verdict.json", {})
+    assert [path.name for path in tmp_path.iterdir()] == ["verdict.json"]
+
+
 def test_another_script_beside_an_adapter_is_other_code(tmp_path: Path) -> None:
     """What older code has found says nothing of this one, in whatever language that was."""
     adapter, script = tmp_path / "q.py", tmp_path / "q.mjs"

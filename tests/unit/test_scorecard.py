@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from killproof_chaos import report_scorecard
+from killproof_chaos.cli import app
 from killproof_chaos.plan import Options
 from killproof_chaos.scorecard import making, rows, shrinking
 from killproof_chaos.scorecard.cards import (
@@ -236,3 +238,13 @@ def test_what_only_real_processes_show_is_shrunk_to_the_fewest_faults_that_show_
     assert shrinking.shrunk(found, lambda check: frozenset({"P6"})) is None
     assert shrinking.ladder(Check(engine="crash", command=CRASH, promises=("P1",))) == []
     assert "--kills 20 --pauses 6" in shrinking.readable(found).command
+
+
+def test_a_report_that_cannot_be_written_is_refused_before_hours_of_work(tmp_path: Path) -> None:
+    place, file = tmp_path / "store", tmp_path / "none/card.md"
+    words = ["scorecard", "--only", "litequeue", "--store", str(place), "--report", str(file)]
+    said = CliRunner().invoke(app, words)
+
+    assert isinstance(said.exception, ValueError)
+    assert f"--report {str(file)!r} cannot be written" in str(said.exception)
+    assert not place.exists()
