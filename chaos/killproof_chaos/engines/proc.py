@@ -48,6 +48,9 @@ SHOW_SECONDS: Final = 0.1
 SINK_SECONDS_MAX: Final = 10.0
 #: The queue must come to rest within the time of the run again, but not less than this.
 DRAIN_SECONDS_MIN: Final = 6.0
+#: Of the contract's time: stalls of the machine are taken off what the queue had (P17), and with
+#: nothing over, one of a moment would make `unknown` of every queue that stands still.
+DRAIN_SHARE: Final = 1.05
 #: Who has ended a job, or hit one more place, has so much longer for the next.
 PROGRESS_SECONDS: Final = 2.0
 #: Counts must be the same in so many looks of the observer, a tenth of a second apart.
@@ -319,7 +322,7 @@ class Engine:
     def _patience(self) -> float:
         """Return for how many seconds the queue may stand still before it counts as stuck."""
         drain_ms: int = self._target.contract.parameters.get("drain_ms", 0)
-        return max(DRAIN_SECONDS_MIN, self._options.seconds, drain_ms / 1_000)
+        return max(DRAIN_SECONDS_MIN, self._options.seconds, drain_ms / 1_000 * DRAIN_SHARE)
 
     def _drain_turn(self) -> None:
         """Do one turn without faults; stop producers as soon as they can be stopped.
