@@ -185,7 +185,8 @@ def _are_enough(text: str, records: Iterable[Record]) -> bool:
     match = _COUNT_OWED.fullmatch(text)
     if match is None:
         return False
-    return sum(record["counts"].get(match[2], 0) for record in records) >= int(match[1])
+    hit: int = sum(record["counts"].get(match[2], 0) for record in records)
+    return hit >= int(match[1])
 
 
 def _of_run(record: Record) -> Iterator[str]:
