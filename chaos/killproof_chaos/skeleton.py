@@ -24,6 +24,8 @@ PARAMETERS: Final[Mapping[str, Any]] = {
     # The last attempt of a job may begin when four leases have run out, and behind a backlog.
     "drain_ms": 60_000,
 }
+#: Handlers that are programs, on a slow machine: each starts an interpreter.
+PROGRAMS_PER_SECOND: Final = 20
 EDGES: Final[Mapping[str, tuple[str, ...]]] = {
     "start": ("available",),
     "available": ("leased",),
@@ -52,7 +54,8 @@ def files_of(name: str, kind: Kind) -> dict[str, str]:
             f"NAME {name!r} must be up to {NAME_CHARS_MAX} small letters, digits and single "
             "hyphens, such as my-queue"
         )
-    contract = contract_text(PROMISES, PARAMETERS, EDGES)
+    slow = {"jobs_per_second": PROGRAMS_PER_SECOND} if kind is Kind.COMMAND else {}
+    contract = contract_text(PROMISES, {**PARAMETERS, **slow}, EDGES)
     if kind is Kind.COMMAND:
         files = {
             "my_queue_target.toml": _read("command_head.toml") + contract,
