@@ -319,7 +319,7 @@ def holder() -> int:
     """Return the process that has the job, which faults strike while this one lives on; 0: it died.
 
     The harness names it, for the parent may be a shell in between; and an orphan's parent is not
-    always the first process of all, but any that adopts orphans, as a session's service manager.
+    always the first process of all, but any that adopts orphans, as a user's service manager.
     """
     told = os.environ.get(WORKER)
     if told is None:

@@ -49,8 +49,8 @@ def has_ended(pid: int, seconds: float) -> bool:
 def end_all_with(variable: str, value: str) -> int:
     """Kill every process but this one that was started with this variable; return how many.
 
-    A queue's worker may leave behind what no group and no parent leads to: a daemon with a session
-    of its own. Its environment still says whose it is. It would go on writing into what is judged.
+    A queue's worker may leave behind what no group and no parent leads to: a daemon that has called
+    setsid(2). Its environment still says whose it is. It would go on writing into what is judged.
     """
     wanted = f"{variable}={value}".encode()
     ended = set[int]()
