@@ -328,6 +328,11 @@ def load_target(name: str, builtin: Mapping[str, Callable[[], Target]]) -> Targe
     missing = [part for part in _MEMBERS if not hasattr(found, part)]
     if missing:
         raise TargetIncomplete(f"target {name!r} lacks {', '.join(missing)}")
+    if not isinstance(found.contract, Contract):
+        raise TargetIncomplete(
+            f"target {name!r}: its contract is a {type(found.contract).__name__}: give "
+            "Contract(...) or Contract.load(FILE)"
+        )
     return found  # type: ignore[no-any-return]
 
 

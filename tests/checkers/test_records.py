@@ -474,6 +474,16 @@ def test_a_target_may_be_a_file(tmp_path: Path) -> None:
     assert level(target) == 0
 
 
+def test_a_contract_of_another_kind_is_told_and_no_error_in_the_middle_of_a_run(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(TARGET.replace("Contract(), None", "{}, None"))
+
+    with pytest.raises(TargetNotFound, match="its contract is a dict: give Contract"):
+        load_target(str(path), {})
+
+
 def test_of_many_targets_those_are_named_that_are_most_like_the_wrong_one() -> None:
     builtin = dict.fromkeys((f"queue-{number}" for number in range(100)), lambda: pytest.fail("no"))
     with pytest.raises(TargetNotFound) as refused:
@@ -513,6 +523,16 @@ def test_a_store_that_cannot_be_made_is_named() -> None:
         StoreError, match=r"store '/proc/x' cannot be made \(.*\): give a new folder"
     ):
         Store.create("/proc/x")
+
+
+def test_of_two_that_have_found_a_folder_empty_one_makes_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Store.create(tmp_path)
+    monkeypatch.setattr(Path, "iterdir", lambda _: iter(()))  # As the other has seen it.
+
+    with pytest.raises(StoreError, match="is in use: give a new folder"):
+        Store.create(tmp_path)
 
 
 def test_a_store_is_made_only_in_an_empty_folder(tmp_path: Path) -> None:

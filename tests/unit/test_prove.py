@@ -326,7 +326,7 @@ def test_a_record_that_cannot_be_written_leaves_the_old_one_and_no_half(tmp_path
     """Here it cannot because a folder is in its place; a full disk ends it the same way."""
     (tmp_path / "verdict.json").mkdir()
 
-    with pytest.raises(OSError, match="verdict.json"):
+    with pytest.raises(OSError, match=r"verdict\.json"):
         write_json(tmp_path / "verdict.json", {})
     assert [path.name for path in tmp_path.iterdir()] == ["verdict.json"]
 
