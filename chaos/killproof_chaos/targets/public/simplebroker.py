@@ -68,7 +68,9 @@ class SimpleBroker(Adapter):
         """Move, handle, and delete or move on."""
         from simplebroker import Queue
 
-        name = os.environ.get("KILLPROOF_PROCESS", "w").partition(".")[0]
+        name = os.environ.get("KILLPROOF_PROCESS", "").partition(".")[0]
+        if not name[1:].isdecimal():  # One works at a time, and the next is that worker again.
+            name = "w1"
         private = Queue(f"inflight-{name}", db_path=queue.db_target, persistent=True)
         while not stop():
             found = private.peek_one(with_timestamps=True) or queue.move_one(
