@@ -57,7 +57,7 @@ class Unknown(StrEnum):
 
 
 TargetOption = Annotated[
-    str, typer.Option(help="A name from `chaos targets`, package.module:attribute, or path.py.")
+    str, typer.Option(help="A name of `chaos targets`, module:attribute, path.py or path.toml.")
 ]
 StoreOption = Annotated[Path | None, typer.Option(help="A new folder for all evidence of the run.")]
 UnknownOption = Annotated[
