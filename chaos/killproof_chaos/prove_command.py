@@ -51,7 +51,8 @@ LINE_CHARS_MAX: Final = 64
 
 def prove(
     target: Annotated[
-        str, typer.Argument(help="A name of `chaos targets`, module:attribute, path.py or path.toml.")
+        str,
+        typer.Argument(help="A name of `chaos targets`, module:attribute, path.py or path.toml."),
     ] = "killproof",
     budget: Annotated[str, typer.Option(help="How long, in all, such as 90s or 5m.")] = "5m",
     engine: Annotated[
