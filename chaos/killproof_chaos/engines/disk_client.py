@@ -41,7 +41,7 @@ THINK_SECONDS: Final = 0.002
 #: A job is dead a few milliseconds after its last operation, or after seconds where its worker
 #: first starts an interpreter. Who replays it looks ever more seldom, for so long in all.
 REPLAY_SECONDS: Final = (0.02, 0.5)
-REPLAY_SECONDS_MAX: Final = 6.0
+REPLAY_SECONDS_MAX: Final = 12.0
 #: Each round is a dozen answers: enough of them, and the log stays small.
 HOLDS_MAX: Final = 12
 HOLD_EVERY_SECONDS: Final = 0.02
