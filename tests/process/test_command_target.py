@@ -257,8 +257,9 @@ def test_a_queue_beside_its_adapter_is_found_and_one_that_is_not_is_told_with_th
     adapter = tmp_path / "adapter.py"
     adapter.write_text(
         "from killproof_evidence.adapter import Adapter\n"
+        "from killproof_evidence.contract import Contract\n"
         "class target(Adapter):\n"
-        "    name, contract = 'q', None\n"
+        "    name, contract = 'q', Contract()\n"
         "    def connect(self, place):\n"
         "        import own_little_queue\n"
         "        own_little_queue.make(place / 'queue.db')\n"
@@ -270,7 +271,7 @@ def test_a_queue_beside_its_adapter_is_found_and_one_that_is_not_is_told_with_th
 
     assert (place / "queue.db").exists()
     told = "ModuleNotFoundError: No module named 'no_such_queue' (File"
-    assert f'{told} "{adapter}", line 7, in connect)' in str(caught.value)
+    assert f'{told} "{adapter}", line 8, in connect)' in str(caught.value)
 
 
 @pytest.mark.parametrize(
