@@ -1026,6 +1026,30 @@ def test_what_a_handler_did_last_shows_that_it_was_still_at_the_job(
 
 
 @pytest.mark.parametrize(
+    ("before_ms", "after_ms", "verdict"),
+    [(1_700, 0, "pass"), (1_300, 0, "violated"), (0, 1_300, "violated")],
+)
+def test_a_stall_before_a_handler_of_a_worker_without_a_history_moves_its_claim_back(
+    run: "Run", producer: "Process", before_ms: int, after_ms: int, verdict: str
+) -> None:
+    """One after its start counts once, as the time it took."""
+    run.promises["P6"], run.parameters["lease_ms"] = True, 3_000
+    one, two = run.process("w1"), run.process("w2")
+    one.alive = two.alive = False
+    job = producer.enqueues("a")
+    if before_ms:
+        run.stalls(before_ms)
+    one.runs(job)
+    run.passes(400)
+    if after_ms:
+        run.stalls(after_ms)
+    two.runs(job)
+    one.runs(producer.enqueues("b"))  # It lives on, so its death explains nothing.
+
+    assert run.verdict("P6") == verdict
+
+
+@pytest.mark.parametrize(
     ("passes_ms", "paused_ms", "verdict"),
     [
         (500, None, "violated"),

@@ -127,8 +127,10 @@ def _had_run_out(evidence: Evidence, story: Story, first: Execution, second: Exe
         return _was_paused(evidence, first, second)
     claim = story.claim_of(first.fence)
     if claim is None or claim.type != "ok":
-        # Nobody saw this claim; where its process tells nothing, the handler may have begun late.
-        passed_ns = second.t - first.t
+        # Nobody saw this claim; where its process tells nothing, the handler may have begun late,
+        # and later still where the machine stood still before it.
+        since = first.t - lease_ms * 1_000_000
+        passed_ns = second.t - first.t + evidence.stalled_ns(since, first.t)
         if first.worker is not None:
             passed_ns += START_OF_PROCESS_NS
         elif first.pid not in evidence.history.last.keys() | evidence.history.exited:
@@ -137,7 +139,6 @@ def _had_run_out(evidence: Evidence, story: Story, first: Execution, second: Exe
             return True
         # Who was stopped past its lease before its handler began may come before its successor's
         # handler, or after it.
-        since = first.t - lease_ms * 1_000_000
         return any(
             start <= second.t and end >= since
             for pid in (first.holder, second.holder)
