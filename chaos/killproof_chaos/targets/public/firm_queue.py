@@ -46,9 +46,11 @@ class FirmQueue(Adapter):
         """Configure it, make its tables and register one job."""
         import firm.queue as firm
         from firm.queue import schema
+        from sqlalchemy import inspect
 
         runtime = firm.configure(database_url=f"sqlite:///{place / self.database}")
-        if not (place / self.database).exists():
+        # Its mark comes last: where a power cut has left only the first tables, it is made again.
+        if not inspect(runtime.engine).has_table(schema.VERSION_TABLE):
             schema.create_all(runtime.engine)
         self._job = firm.job(attempts=MAX_ATTEMPTS, backoff=1.0)(handle)
         return runtime
