@@ -50,7 +50,7 @@ METHOD: Final = (
 )
 #: In the notes of a queue: what is to be said of it beside the single promises.
 ALL: Final = "all"
-#: What no row says.
+#: What no row of it says.
 LIMITS: Final = (
     "How good a queue is. Features, speed, documentation and care for its users are not judged.",
     "Other versions, settings, brokers or databases of the same project than those named.",
@@ -231,7 +231,7 @@ def markdown(record: Record, page: str) -> str:
         "\n".join(f"- {number}: {_sentence(number)}" for number in names),
         "Evidence: " + "; ".join(LEVELS.values()) + ".",
         *(_section(card, record) for card in record["cards"]),
-        "## What no row says",
+        "## What this does not show",
         "\n".join(f"- {line}" for line in LIMITS),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
