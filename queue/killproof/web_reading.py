@@ -153,6 +153,7 @@ class Reader:
         host = Host(clock=self.clock, connect=self._deadline.watched(core_host.connect))
         self._file = OpenFile(path, busy_limit=READ_BUSY_SECONDS, host=host)
         self._minutes = Minutes()
+        self._openings = 0
 
     @contextmanager
     def reading(self, seconds: float = READ_SECONDS_MAX) -> Iterator[Queue]:
@@ -165,6 +166,7 @@ class Reader:
             queue, is_new = self._file.queue()
             if is_new:
                 self._minutes = Minutes()
+                self._openings += 1
             yield queue
 
     def version(self) -> object:
@@ -174,7 +176,8 @@ class Reader:
             KillproofError: as for `reading`.
         """
         with self.reading() as queue:
-            return (id(queue), *queue.database.peek(DATA_VERSION))
+            # Counted, for the next queue object may lie where the one before was.
+            return (self._openings, *queue.database.peek(DATA_VERSION))
 
     def close(self) -> None:
         """Close the file."""
